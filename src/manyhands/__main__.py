@@ -1,0 +1,5 @@
+"""``python -m manyhands``."""
+
+from manyhands.cli import main
+
+main()

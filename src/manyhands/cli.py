@@ -1,0 +1,325 @@
+"""The command line. Every command is a thin face of something that Python can call as well.
+
+Exit status 0: done; 1: the run failed; 2: the job or the command line is wrong, said in one line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import webbrowser
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from manyhands import __version__
+from manyhands.data import SOURCES, DataSection, load
+from manyhands.display import LiveTable, comparison_table, result_table
+from manyhands.errors import JobError, ManyhandsError
+from manyhands.fleet import CATALOG
+from manyhands.job import Job, load_job, quick_start
+from manyhands.models import FAMILIES, ModelSection, build, cost_of
+from manyhands.report.folder import RunFolder
+from manyhands.report.page import write_compare_page
+from manyhands.report.plots import save_compare_png
+from manyhands.report.units import bytes_text, count_text, memory_text, seconds_text
+from manyhands.run import compare as run_compare
+from manyhands.run import resume as run_resume
+from manyhands.run import train as run_train
+from manyhands.splits import SPLITS
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    help="Train one convolutional network on the mixed devices you already own.",
+)
+
+JobArgument = Annotated[Path | None, typer.Argument(metavar="[JOB]", help="The job file (TOML).")]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", metavar="DIR", help="Where the run goes [runs/NAME].")
+]
+SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Takes the place of the job's seed.")]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a key of the job; repeatable.")
+]
+EngineOption = Annotated[str, typer.Option("--engine", help="What drives the devices: simulate.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")]
+
+
+@app.command()
+def train(
+    job: JobArgument = None,
+    out: OutOption = None,
+    seed: SeedOption = None,
+    changes: SetOption = None,
+    engine: EngineOption = "simulate",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a job; without one, the built-in quick start."""
+    _check_engine(engine)
+    wanted = _read_job(job, changes, seed)
+    folder = _new_folder(out, wanted.name)
+    console = _console(quiet or as_json)
+    with _watching(console) as watch:
+        result = run_train(wanted, folder, watch)
+    _show_result(console, result, folder, as_json=as_json)
+
+
+@app.command()
+def compare(
+    job: JobArgument = None,
+    splits: Annotated[str, typer.Option("--splits", help="Which, with commas.")] = "isolated,homogeneous",
+    out: OutOption = None,
+    seed: SeedOption = None,
+    changes: SetOption = None,
+    engine: EngineOption = "simulate",
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the same job under several splits: one table and one plot."""
+    _check_engine(engine)
+    wanted = _read_job(job, changes, seed)
+    wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"alone": False})})
+    names = [name.strip() for name in splits.split(",") if name.strip()]
+    for name in names:
+        if name not in SPLITS:
+            raise JobError("--splits", name, f"there is no such split; choose from {', '.join(SPLITS)}")
+    if not names:
+        raise JobError("--splits", splits, f"must name at least one split of {', '.join(SPLITS)}")
+    folder = _new_folder(out, f"{wanted.name}-compare")
+    console = _console(quiet or as_json)
+    with _watching(console) as watch:
+        results = run_compare(wanted, names, folder, watch)
+    plot = save_compare_png(results, folder)
+    write_compare_page(results, folder / "report.html")
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+    console.print(comparison_table(results))
+    console.print(
+        f"\nplot    {escape(str(plot))}\nreport  {escape(str(folder / 'report.html'))}", soft_wrap=True
+    )
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    quiet: QuietOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Go on where a killed run stopped."""
+    console = _console(quiet or as_json)
+    if RunFolder(folder).load_result() is not None:
+        console.print(f"{escape(str(folder))} is finished; this is its result.")
+    with _watching(console) as watch:
+        result = run_resume(folder, watch)
+    _show_result(console, result, folder, as_json=as_json)
+
+
+@app.command()
+def show(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    browser: Annotated[bool, typer.Option("--open/--no-open", help="Open the report in a browser.")] = True,
+    as_json: JsonOption = False,
+) -> None:
+    """Show a run's result and open its report."""
+    if not RunFolder(folder).is_run:
+        raise JobError("RUN", str(folder), "is not a run folder: it has no job.toml")
+    result = RunFolder(folder).load_result()
+    if result is None:
+        raise JobError("RUN", str(folder), f"is not finished; go on with it by 'manyhands resume {folder}'")
+    _show_result(_console(as_json), result, folder, as_json=as_json)
+    if browser and not as_json:
+        webbrowser.open((folder / "report.html").resolve().as_uri())
+
+
+@app.command()
+def devices(
+    as_json: JsonOption = False,
+    sources: Annotated[bool, typer.Option("--sources", help="Where each figure comes from.")] = False,
+) -> None:
+    """List the kinds of device that are built in."""
+    if as_json:
+        typer.echo(json.dumps([_plain(kind) for kind in CATALOG.values()]))
+        return
+    console = _console(False)
+    table = Table(box=None, padding=(0, 1))
+    for name in ("kind", "training", "memory", "link", "latency", "power"):
+        table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+    for kind in CATALOG.values():
+        table.add_row(
+            kind.name,
+            f"{count_text(kind.flops)}FLOP/s",
+            memory_text(kind.memory_bytes),
+            f"{kind.bandwidth_bps / 1e6:g} Mbit/s",
+            f"{kind.latency_s * 1e3:g} ms",
+            f"{kind.idle_watts:g}-{kind.active_watts:g} W",
+        )
+    console.print(table)
+    if sources:
+        for kind in CATALOG.values():
+            console.print(f"\n[bold]{kind.name}[/bold]  {escape(kind.title)}", soft_wrap=True)
+            for field, source in kind.sources.items():
+                console.print(f"  {field:<14} [dim]{escape(source)}[/dim]", soft_wrap=True)
+    else:
+        console.print("\n'manyhands devices --sources' says where each figure comes from.")
+
+
+@app.command()
+def models(as_json: JsonOption = False) -> None:
+    """List the networks that are built in, with what one 32x32 colour image costs them."""
+    rows: list[dict[str, Any]] = []
+    for family in FAMILIES.values():
+        side = max(32, family.min_side)
+        for size in family.sizes:
+            shape = (3, side, side)
+            cost = cost_of(build(ModelSection(name=family.name, size=size), shape, 10, seed=0), shape)
+            figures = {"name": family.name, "size": size, "about": family.about, "input": list(shape)}
+            rows.append(figures | {"parameters": cost.parameters, "forward_flops": cost.forward_flops})
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    console = _console(False)
+    for family in FAMILIES.values():
+        console.print(f"[bold]{family.name}[/bold]  [dim]{escape(family.about)}[/dim]", soft_wrap=True)
+        for row in (row for row in rows if row["name"] == family.name):
+            operations = f"{count_text(row['forward_flops'])}FLOP at {'x'.join(map(str, row['input']))}"
+            console.print(f"  {row['size']:<8} {row['parameters']:>12,} parameters  {operations:>24}")
+    console.print(escape('\nAny nn.Module works too: name = "package.module:Callable" in [model].'))
+
+
+@app.command()
+def data(
+    action: Annotated[str | None, typer.Argument(metavar="[get]", help="Fetch a dataset ...")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="... of this name.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the datasets that manyhands reads; 'data get NAME' fetches one."""
+    if action is not None:
+        if action != "get" or name is None:
+            raise JobError(
+                "data", " ".join(filter(None, (action, name))), "must read 'manyhands data get NAME'"
+            )
+        _download(name)
+        return
+    rows = [_plain(source) | {"present": source.present} for source in SOURCES.values()]
+    if as_json:
+        typer.echo(json.dumps(rows))
+        return
+    console = _console(False)
+    for source in SOURCES.values():
+        here = "[green]here[/green]" if source.present else "[dim]not here[/dim]"
+        size = (
+            f", {bytes_text(source.size_bytes)} to download"
+            if source.downloads and not source.present
+            else ""
+        )
+        console.print(f"[bold]{source.name:<16}[/bold]{here}{size}", soft_wrap=True)
+        console.print(f"  [dim]{escape(source.about)} ({escape(source.licence)})[/dim]", soft_wrap=True)
+    console.print("\n'manyhands data get NAME' fetches one; $MANYHANDS_DATA names a folder of them.")
+
+
+def _download(name: str) -> None:
+    if name not in SOURCES:
+        raise JobError("data get", name, f"there is no such dataset; choose one of {', '.join(SOURCES)}")
+    console = _console(False)
+    with console.status("looking ...") as status:
+
+        def progress(what: str, done: int, total: int | None) -> None:
+            of = f" of {bytes_text(total)}" if total else ""
+            status.update(f"{escape(what)}: {bytes_text(done)}{of}")
+
+        dataset = load(DataSection(name=name, download=True), seed=0, progress=progress)
+    console.print(
+        f"{dataset.name}: {len(dataset.train):,} training and {len(dataset.test):,} test examples are here"
+    )
+
+
+# What the commands have in common.
+
+
+def _read_job(path: Path | None, changes: list[str] | None, seed: int | None) -> Job:
+    return quick_start(changes or (), seed) if path is None else load_job(path, changes or (), seed)
+
+
+def _check_engine(engine: str) -> None:
+    if engine != "simulate":
+        raise JobError("--engine", engine, "there is no such engine; choose simulate")
+
+
+def _new_folder(out: Path | None, name: str) -> Path:
+    """A folder that holds no run yet: the one asked for, or the next free one under runs/."""
+    if out is not None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            hint = (
+                f"'manyhands resume {out}' goes on with it"
+                if RunFolder(out).is_run
+                else "take another folder"
+            )
+            raise JobError("--out", str(out), f"is not empty; {hint}")
+        return out
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def _console(quiet: bool) -> Console:
+    return Console(quiet=quiet, highlight=False)
+
+
+def _watching(console: Console) -> Any:
+    """The live table on a terminal; nothing where nobody looks."""
+    return LiveTable(console) if console.is_terminal and not console.quiet else nullcontext()
+
+
+def _show_result(console: Console, result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    console.print(result_table(result))
+    took = seconds_text(result["wall_seconds"])
+    console.print(f"\ntook    {took} here\nreport  {escape(str(folder / 'report.html'))}", soft_wrap=True)
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    return {k: (dict(v) if hasattr(v, "items") else v) for k, v in vars(value).items() if not callable(v)}
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"manyhands {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Train one convolutional network on the mixed devices you already own."""
+
+
+def main() -> None:
+    """The console script: turns our errors into one line and an exit status."""
+    try:
+        app()
+    except ManyhandsError as error:
+        typer.echo(f"manyhands: {error}", err=True)
+        sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        typer.echo("manyhands: stopped; 'manyhands resume RUN' goes on with it", err=True)
+        sys.exit(130)

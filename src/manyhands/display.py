@@ -1,0 +1,170 @@
+"""What a run looks like in a terminal: a live table while it goes on, and the balance at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from manyhands.hand import Facts
+from manyhands.job import Job
+from manyhands.report.summary import DeviceTally, Tally
+from manyhands.report.units import bytes_text, energy_text, seconds_text
+
+__all__ = ["LiveTable", "comparison_table", "result_table"]
+
+MAX_ROWS = 12
+"""A table longer than this is cut; the report has them all."""
+
+
+class LiveTable:
+    """Shows a run while it goes on; usable as the `watch` of `run`."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=8, transient=True)
+        self._what: tuple[str, Job, Tally] | None = None
+
+    def __enter__(self) -> LiveTable:
+        self._live.get_renderable = self._render  # type: ignore[method-assign]  # drawn when shown, not when told
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+
+    def __call__(self, split: str, job: Job, tally: Tally, event: Facts | None) -> None:
+        """Takes note; the table draws itself at its own pace."""
+        self._what = (split, job, tally)
+
+    def _render(self) -> RenderableType:
+        if self._what is None:
+            return Text("preparing: data, fleet, networks ...", style="dim")
+        split, job, tally = self._what
+        total = job.exchange.rounds
+        done = tally.round or min((d.rounds for d in tally.devices.values()), default=0)
+        head = Table.grid(padding=(0, 2))
+        accuracy = tally.curve[-1]["accuracy"] if tally.curve else None
+        head.add_row(
+            Text(f"{job.name}", style="bold"),
+            Text(split, style="cyan"),
+            ProgressBar(total=total, completed=done, width=30),
+            f"round {done}/{total}",
+            f"{seconds_text(tally.seconds)} simulated",
+            f"accuracy {accuracy:.1%}" if accuracy is not None else "",
+        )
+        return Group(head, _live_rows(job, tally))
+
+
+def _live_rows(job: Job, tally: Tally) -> Table:
+    table = Table(box=None, header_style="dim", padding=(0, 2))
+    for name, side in [("device", "left"), ("rounds", "right"), ("loss", "right"), ("accuracy", "right")]:
+        table.add_column(name, justify=side)  # type: ignore[arg-type]
+    table.add_column("busy")
+    table.add_column("sent", justify="right")
+    table.add_column("received", justify="right")
+    table.add_column("")
+    shown = list(tally.devices.items())[:MAX_ROWS]
+    for name, device in shown:
+        busy = device.busy_seconds / tally.seconds if tally.seconds else 0.0
+        table.add_row(
+            name,
+            str(device.rounds),
+            f"{device.loss:.3f}" if device.loss is not None else "-",
+            _percent(device.accuracy),
+            ProgressBar(total=1.0, completed=min(busy, 1.0), width=12),
+            bytes_text(device.bytes_sent),
+            bytes_text(device.bytes_received),
+            _state(device),
+        )
+    if len(tally.devices) > len(shown):
+        table.add_row(f"... and {len(tally.devices) - len(shown)} more", style="dim")
+    return table
+
+
+def _state(device: DeviceTally) -> Text:
+    if device.lost_at_seconds is not None:
+        return Text(f"lost at {seconds_text(device.lost_at_seconds)}", style="red")
+    return Text("done", style="green") if device.finished else Text("")
+
+
+def result_table(result: Mapping[str, Any]) -> Table:
+    """What each device got out of taking part, and what it paid."""
+    devices = result["devices"]
+    alone = any(device.get("accuracy_alone") is not None for device in devices)
+    table = Table(title=_headline(result), title_justify="left", title_style="bold", box=None, padding=(0, 2))
+    table.add_column("device")
+    table.add_column("kind", style="dim")
+    table.add_column("accuracy alone -> together" if alone else "accuracy", justify="right")
+    table.add_column("computing", justify="right")
+    table.add_column("waiting", justify="right")
+    table.add_column("sent", justify="right")
+    table.add_column("received", justify="right")
+    table.add_column("energy", justify="right")
+    for device in devices[:MAX_ROWS]:
+        table.add_row(
+            device["name"],
+            device["kind"],
+            _gain(device) if alone else _percent(device["accuracy"]),
+            seconds_text(device["busy_seconds"]),
+            seconds_text(device["waiting_seconds"]),
+            bytes_text(device["bytes_sent"]),
+            bytes_text(device["bytes_received"]),
+            energy_text(device["energy_joules"]),
+        )
+    if len(devices) > MAX_ROWS:
+        table.add_row(f"... and {len(devices) - MAX_ROWS} more", "in the report", style="dim")
+    return table
+
+
+def _headline(result: Mapping[str, Any]) -> str:
+    parts = [f"{result['job']}: {result['split']}", f"{result['rounds']} rounds"]
+    parts.append(f"{seconds_text(result['seconds'])} on the devices' clock")
+    if result["accuracy"] is not None:
+        parts.append(f"test accuracy {result['accuracy']:.1%}")
+    if result.get("num_notable"):
+        parts.append(f"{result['num_notable']} things went wrong")
+    return ", ".join(parts)
+
+
+def _gain(device: Mapping[str, Any]) -> Text:
+    alone, together = device.get("accuracy_alone"), device["accuracy"]
+    if alone is None or together is None:
+        return Text(f"{_percent(alone)} -> {_percent(together)}")
+    style = "green" if together > alone else "red" if together < alone else ""
+    return Text.assemble(
+        f"{alone:6.1%} -> ", (f"{together:6.1%}", f"bold {style}"), f" {100 * (together - alone):+5.1f}"
+    )
+
+
+def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """The same job under several splits: one column a split."""
+    table = Table(box=None, padding=(0, 2), title="accuracy of each device's network", title_justify="left")
+    table.add_column("device")
+    for split in results:
+        table.add_column(split, justify="right")
+    columns = [{d["name"]: d for d in result["devices"]} for result in results.values()]
+    names = list(columns[0])
+    for name in names[:MAX_ROWS]:
+        table.add_row(name, *(_percent(column[name]["accuracy"]) for column in columns))
+    if len(names) > MAX_ROWS:
+        table.add_row(f"... and {len(names) - MAX_ROWS} more", style="dim")
+    table.add_section()
+    table.add_row("merged network", *(_percent(r["accuracy"]) for r in results.values()), style="bold")
+    table.add_row("time", *(seconds_text(r["seconds"]) for r in results.values()))
+    table.add_row("sent", *(bytes_text(sum(d["bytes_sent"] for d in r["devices"])) for r in results.values()))
+    table.add_row(
+        "energy", *(energy_text(sum(d["energy_joules"] for d in r["devices"])) for r in results.values())
+    )
+    return table
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,1 @@
+"""Engines: what drives the programs of all hands. They never import each other."""

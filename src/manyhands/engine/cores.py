@@ -1,0 +1,67 @@
+"""The machine's cores: where the arithmetic of all hands really runs.
+
+Works go to a pool of threads, each of which computes with a fixed number of torch threads, because the
+number of threads decides how sums are split and so the last bits of a result; the number of workers
+does not. torch releases Python's lock inside its kernels, so threads serve as well as processes here
+and share the tensors.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import psutil
+import torch
+
+from manyhands.hand import Outcome, Work
+
+__all__ = ["Cores"]
+
+
+class Cores:
+    """A pool of workers; with `workers=0` each work runs when its result is asked for."""
+
+    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+        self.workers = psutil.cpu_count(logical=True) or 1 if workers is None else workers
+        self._threads = threads
+        self._before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        self._pool = (
+            ThreadPoolExecutor(
+                self.workers, "manyhands", initializer=torch.set_num_threads, initargs=(threads,)
+            )
+            if self.workers
+            else None
+        )
+
+    def submit(self, work: Work) -> Future[Outcome]:
+        """Starts a work."""
+        if self._pool is not None:
+            return self._pool.submit(work.run)
+        return _Lazy(work)
+
+    def close(self) -> None:
+        """Waits for what runs, drops what has not begun, and gives the threads back."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(self._before)
+
+
+class _Lazy(Future[Outcome]):
+    """A future that does its work in the first call of `result`."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__()
+        self._work: Work | None = work
+
+    def result(self, timeout: float | None = None) -> Outcome:
+        if self._work is not None:
+            work, self._work = self._work, None
+            try:
+                self.set_result(work.run())
+            except Exception as error:  # handed on by result() below
+                self.set_exception(error)
+        return super().result(timeout)
+
+    def done(self) -> bool:
+        return True

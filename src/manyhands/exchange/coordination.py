@@ -1,0 +1,112 @@
+"""What both coordinators have in common: the job, what they save, and which updates they accept.
+
+Updates carry parameters, or the accumulated change since the blocks were received (`send = "gradients"`, what
+the algorithms of paper 001 exchange). Either way an accepted update is a full set of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from manyhands.errors import UpdateRefused
+from manyhands.exchange.member import Blocks
+from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_change
+from manyhands.hand import Hand, Message, Work
+from manyhands.settings import Section
+
+__all__ = ["Coordination", "ExchangeSection", "Progress", "accept_updates", "report_merge"]
+
+
+class ExchangeSection(Section):
+    """Who exchanges when (``[exchange]``)."""
+
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    rounds: PositiveInt = 20
+    coordinator: str | None = None
+    fraction: float = Field(default=1.0, gt=0, le=1)
+    deadline_s: PositiveFloat | None = None
+    slack: float = Field(default=3.0, ge=1)
+    send: Literal["parameters", "gradients"] = "parameters"
+    staleness: NonNegativeFloat = 0.0
+    mix: float = Field(default=0.5, gt=0, le=1)
+    merge: MergeSection = MergeSection()
+
+
+@dataclass(frozen=True)
+class Coordination:
+    """What the coordinator is given.
+
+    Attributes:
+        section: The job's settings.
+        seed: For the choice of devices.
+        blocks: The blocks before the first round.
+        holds: Device -> the blocks it holds.
+        expected_s: Device -> how long its round should take; deadlines are a multiple of the longest.
+        num_examples: Device -> how much data it trains on.
+        evaluate: Observes the merged blocks, where they make a whole network.
+        evaluate_every: Look every so many rounds (0: only at the end).
+    """
+
+    section: ExchangeSection
+    seed: int
+    blocks: Blocks
+    holds: Mapping[str, tuple[str, ...]]
+    expected_s: Mapping[str, float]
+    num_examples: Mapping[str, int]
+    evaluate: Callable[[Blocks], Work] | None = None
+    evaluate_every: int = 1
+
+    def blocks_of(self, device: str, blocks: Blocks) -> Blocks:
+        """The blocks that a device holds."""
+        return {name: blocks[name] for name in self.holds[device]}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the coordinator saves: enough to go on after a crash."""
+
+    blocks: Blocks
+    round: int = 0
+    attempt: int = 0
+    num_merged: int = 0
+    versions: Mapping[str, int] = field(default_factory=dict)
+
+
+def report_merge(hand: Hand, job: Coordination, done: Progress, merged: Sequence[str]) -> None:
+    """Says that a round is done; every so often with how good the merged blocks are."""
+    every, last = job.evaluate_every, done.round >= job.section.rounds
+    looks = job.evaluate is not None and (last or (every > 0 and done.round % every == 0))
+    observe = job.evaluate(done.blocks) if looks and job.evaluate is not None else None
+    hand.report("merged", observe=observe, round=done.round, peers=list(merged))
+
+
+def accept_updates(
+    section: ExchangeSection, blocks: Blocks, updates: Mapping[str, Message]
+) -> tuple[dict[str, dict[str, Tensors]], dict[str, str]]:
+    """Checks, completes and clips each device's update; says why one was refused."""
+    kept: dict[str, dict[str, Tensors]] = {}
+    refused: dict[str, str] = {}
+    for peer, message in updates.items():
+        try:
+            kept[peer] = {
+                n: _accept_block(section, n, blocks, tensors) for n, tensors in message.blocks.items()
+            }
+        except UpdateRefused as error:
+            refused[peer] = str(error)
+    return kept, refused
+
+
+def _accept_block(section: ExchangeSection, name: str, blocks: Blocks, update: Tensors) -> Tensors:
+    if name not in blocks:
+        raise UpdateRefused(f"there is no block {name!r}")
+    current = blocks[name]
+    check_update(update, current)
+    if section.send == "gradients":
+        update = {n: current[n] + change for n, change in update.items()}
+    if section.merge.clip_norm is not None:
+        update, _ = clip_change(update, current, section.merge.clip_norm)
+    return update

@@ -1,0 +1,71 @@
+"""A member: what the program of a device is given to work with.
+
+The exchange knows nothing of networks, data or optimizers. A `Member` hands it those as functions that
+make `Work`: one local phase, taking over blocks, and looking at how good the network is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from manyhands.blocks import Weights
+from manyhands.hand import Outcome, Work
+
+__all__ = ["Blocks", "Member", "Replica", "updated_blocks"]
+
+Blocks = Mapping[str, Weights]
+"""Block name -> its tensors."""
+
+
+@dataclass(frozen=True)
+class Replica:
+    """A device's own network between local phases.
+
+    Its private tensors are the device's latest; its shared ones are the version it last received, because
+    what the device made of them since has gone into its update.
+    """
+
+    weights: Weights
+    optimizer: Weights | None = None
+    num_steps: int = 0
+    num_rounds: int = 0
+
+    def after(self, trained: Outcome) -> Replica:
+        """The replica that a local phase leaves behind."""
+        return Replica(
+            trained.weights["replica"],
+            trained.weights.get("optimizer"),
+            int(trained.facts["num_steps"]),
+            self.num_rounds + 1,
+        )
+
+
+@dataclass(frozen=True)
+class Member:
+    """One device's part in a job.
+
+    Attributes:
+        name: The device.
+        replica: Its network before the first round.
+        num_examples: How much it trains on; the weight of its updates (paper 001, appendix A).
+        train: ``(replica, blocks, round) -> Work``: takes over the blocks and trains; gives the weights
+            ``replica``, ``optimizer`` and ``update/<block>``, and the facts ``num_steps``, ``examples`` and
+            ``loss``.
+        settle: ``(replica, blocks) -> Work``: takes over the blocks and gives the weights ``replica``.
+        evaluate: ``(replica, blocks) -> Work``: how good the network is with these blocks; facts
+            ``accuracy`` and ``loss``.
+    """
+
+    name: str
+    replica: Replica
+    num_examples: int
+    train: Callable[[Replica, Blocks, int], Work]
+    settle: Callable[[Replica, Blocks], Work]
+    evaluate: Callable[[Replica, Blocks], Work]
+
+
+def updated_blocks(trained: Outcome) -> dict[str, Weights]:
+    """What a local phase has to say about the shared blocks."""
+    prefix = "update/"
+    return {name.removeprefix(prefix): w for name, w in trained.weights.items() if name.startswith(prefix)}

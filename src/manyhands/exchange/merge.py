@@ -1,0 +1,102 @@
+"""Merging: from what several devices say about a block to what the block becomes.
+
+The rule (weighted mean, coordinate-wise median, trimmed mean) and the clipping before it are independent
+of who exchanges with whom. Buffers such as BatchNorm's statistics are merged like parameters; whole
+numbers (its batch counter) are rounded back.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import torch
+from pydantic import Field, PositiveFloat
+
+from manyhands.errors import UpdateRefused
+from manyhands.settings import Section
+
+__all__ = ["MergeSection", "Tensors", "check_update", "clip_change", "merge"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class MergeSection(Section):
+    """How updates are merged (``[exchange.merge]``)."""
+
+    rule: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trim: float = Field(default=0.1, ge=0, lt=0.5)
+    clip_norm: PositiveFloat | None = None
+
+
+def check_update(update: Tensors, current: Tensors) -> None:
+    """Refuses an update that does not fit the block or is not finite.
+
+    Raises:
+        UpdateRefused: with the first thing that is wrong.
+    """
+    if update.keys() != current.keys():
+        odd = sorted(update.keys() ^ current.keys())
+        raise UpdateRefused(f"tensor names differ: {', '.join(odd[:3])}")
+    for name, tensor in update.items():
+        wanted = current[name]
+        if tensor.shape != wanted.shape or tensor.dtype != wanted.dtype:
+            raise UpdateRefused(
+                f"{name} is {tuple(tensor.shape)} {tensor.dtype}, not {tuple(wanted.shape)} {wanted.dtype}"
+            )
+        # A finite sum proves all entries finite at a third of the cost of looking at each.
+        if tensor.is_floating_point() and not tensor.sum().isfinite() and not tensor.isfinite().all():
+            raise UpdateRefused(f"{name} holds a value that is not finite")
+
+
+def clip_change(update: Tensors, current: Tensors, max_norm: float) -> tuple[dict[str, torch.Tensor], float]:
+    """Shortens the step from `current` to `update` to at most `max_norm`; also gives the step's norm."""
+    steps = {n: t - current[n] for n, t in update.items() if t.is_floating_point()}
+    norm = math.sqrt(sum(float(step.double().square().sum()) for step in steps.values()))
+    if norm <= max_norm:
+        return dict(update), norm
+    shorter = {n: current[n] + step * (max_norm / norm) for n, step in steps.items()}
+    return {n: shorter.get(n, t) for n, t in update.items()}, norm
+
+
+def merge(section: MergeSection, updates: Sequence[tuple[float, Tensors]]) -> dict[str, torch.Tensor]:
+    """Merges checked updates of one block.
+
+    Args:
+        section: The rule.
+        updates: At least one (weight, tensors); weights matter to the mean alone, because an order
+            statistic that listened to them could be outvoted by one device that claims much data.
+
+    Returns:
+        New tensors.
+    """
+    total = sum(weight for weight, _ in updates)
+    merged = {}
+    for name, first in updates[0][1].items():
+        if section.rule == "mean":
+            value = _mean([(weight / total, tensors[name]) for weight, tensors in updates])
+        else:
+            stacked = torch.stack([_as_float(tensors[name]) for _, tensors in updates])
+            value = (
+                stacked.quantile(0.5, dim=0) if section.rule == "median" else _trimmed(stacked, section.trim)
+            )
+        merged[name] = value.to(first.dtype) if first.is_floating_point() else value.round().to(first.dtype)
+    return merged
+
+
+def _mean(parts: Sequence[tuple[float, torch.Tensor]]) -> torch.Tensor:
+    total = _as_float(parts[0][1]) * parts[0][0]
+    for share, tensor in parts[1:]:
+        total.add_(_as_float(tensor), alpha=share)
+    return total
+
+
+def _trimmed(stacked: torch.Tensor, trim: float) -> torch.Tensor:
+    """The mean without the `trim` largest and the `trim` smallest share of each entry."""
+    cut = int(trim * len(stacked))
+    return stacked.sort(dim=0).values[cut : len(stacked) - cut].mean(dim=0)
+
+
+def _as_float(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.is_floating_point() else tensor.double()

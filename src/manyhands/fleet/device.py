@@ -1,0 +1,277 @@
+"""One device, the link between two, and the fleet they form; and the job file's table of a device.
+
+All figures are plain numbers with their unit in the name. They come from the catalogue, and a job file
+may replace any of them. Nothing here measures anything: `manyhands profile` does that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from array import array
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
+
+from manyhands.errors import JobError
+from manyhands.fleet.catalog import CATALOG, FIGURES, Kind
+from manyhands.settings import Section
+
+__all__ = ["Device", "DeviceSection", "Fleet", "Link", "make_devices"]
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+TORCH_DEVICE = re.compile(r"cpu|mps|cuda(:\d+)?")
+# A device's name is also a file's name and an address; these two are taken.
+RESERVED_NAMES = frozenset({"coordinator", "global"})
+SHARE_TOLERANCE = 1e-6
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+@dataclass(frozen=True)
+class Device:
+    """One participant's hardware, and its part of the job.
+
+    Attributes:
+        name: Unique in the fleet; also the name of its files and its address.
+        kind: The catalogue entry it was made from.
+        flops: Sustained training FLOP/s (a multiply and an add are two).
+        cores: Processor cores.
+        memory_bytes: What a training process can have.
+        bandwidth_bps: Bits per second of its own network link, in each direction.
+        latency_s: One way, of its own link; a path between two devices adds both.
+        active_watts: Power drawn while it trains.
+        idle_watts: Power drawn while it waits.
+        share: Fraction of all data that it holds; ``None`` means an equal one.
+        interaction_rate: How often it takes part, relative to the others.
+        torch_device: Where its arithmetic runs.
+        size: Its network's size within a family; ``None`` means what the model section says.
+    """
+
+    name: str
+    kind: str
+    flops: float
+    cores: int
+    memory_bytes: int
+    bandwidth_bps: float
+    latency_s: float
+    active_watts: float
+    idle_watts: float
+    share: float | None = None
+    interaction_rate: float = 1.0
+    torch_device: str = "cpu"
+    size: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A direct connection, as fast as the slower end and as late as both ends together."""
+
+    a: str
+    b: str
+    bandwidth_bps: float
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Devices and the links between them: one connected graph."""
+
+    devices: tuple[Device, ...]
+    links: tuple[Link, ...]
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """All names, in the job's order."""
+        return tuple(device.name for device in self.devices)
+
+    def __getitem__(self, name: str) -> Device:
+        return self.devices[self._index[name]]
+
+    def neighbours(self, name: str) -> tuple[str, ...]:
+        """Those who have a direct link with `name`, in fleet order."""
+        return tuple(self.names[i] for i in self._adjacent[self._index[name]])
+
+    def path(self, a: str, b: str) -> tuple[str, ...]:
+        """A shortest route from `a` to `b`, both included; the way back is the same way."""
+        first, last = sorted((self._index[a], self._index[b]))
+        if first not in self._parents:
+            self._parents[first] = self._search(first)
+        parents = self._parents[first]
+        route = [last]
+        while route[-1] != first:
+            route.append(parents[route[-1]])
+        names = tuple(self.names[i] for i in route)
+        return names if names[0] == a else names[::-1]
+
+    @cached_property
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    @cached_property
+    def _adjacent(self) -> list[list[int]]:
+        adjacent: list[list[int]] = [[] for _ in self.devices]
+        for link in self.links:
+            i, j = self._index[link.a], self._index[link.b]
+            adjacent[i].append(j)
+            adjacent[j].append(i)
+        return [sorted(row) for row in adjacent]
+
+    @cached_property
+    def _parents(self) -> dict[int, array[int]]:
+        """Of each source asked for so far: every device's predecessor on the way from there."""
+        return {}
+
+    def _search(self, source: int) -> array[int]:
+        """Breadth first, neighbours in fleet order, so that ties always fall the same way."""
+        parents = array("i", [-1]) * len(self.devices)
+        parents[source] = source
+        queue, unseen = deque([source]), len(self.devices) - 1
+        while unseen:  # a mesh is done after its first turn
+            if not queue:
+                raise ValueError("a fleet must be one connected graph, and this one is not")
+            here = queue.popleft()
+            for there in self._adjacent[here]:
+                if parents[there] < 0:
+                    parents[there] = here
+                    unseen -= 1
+                    queue.append(there)
+        return parents
+
+
+class DeviceSection(Section):
+    """One ``[[fleet.device]]`` table: a kind of the catalogue, and what differs from it."""
+
+    kind: str
+    name: str | None = None
+    count: Count = 1
+    share: float | None = None
+    flops: Positive | None = None
+    cores: Count | None = None
+    memory_bytes: Count | None = None
+    bandwidth_bps: Positive | None = None
+    latency_s: NotNegative | None = None
+    active_watts: Positive | None = None
+    idle_watts: NotNegative | None = None
+    interaction_rate: Positive | None = None
+    torch_device: str | None = None
+    size: str | None = None
+
+
+def make_devices(sections: Sequence[DeviceSection]) -> tuple[Device, ...]:
+    """The devices that the tables of a job describe, with every share filled in.
+
+    Raises:
+        JobError: A kind, name, share or figure is not possible.
+    """
+    templates = [_make_template(i, section) for i, section in enumerate(sections)]
+    origin = _make_names(sections)
+    devices = [replace(templates[i], name=name) for name, i in origin.items()]
+    return _fill_shares(devices, list(origin.values()))
+
+
+def _key(table: int, field: str) -> str:
+    return f"fleet.device[{table}].{field}"
+
+
+def _make_template(table: int, section: DeviceSection) -> Device:
+    """The device of a table, still without its final name."""
+    kind = _find_kind(table, section.kind)
+    optional = ("share", "interaction_rate", "torch_device", "size")
+    figures = {figure: getattr(kind, figure) for figure in FIGURES}
+    given = {field: getattr(section, field) for field in (*FIGURES, *optional)}
+    device = Device(
+        **{
+            "name": kind.name,
+            "kind": kind.name,
+            "torch_device": kind.torch_device,
+            **figures,
+            **{field: value for field, value in given.items() if value is not None},
+        }
+    )
+    if device.idle_watts > device.active_watts:
+        raise JobError(
+            _key(table, "idle_watts"),
+            device.idle_watts,
+            f"must not be above active_watts, which is {device.active_watts:g}",
+        )
+    if not TORCH_DEVICE.fullmatch(device.torch_device):
+        expected = 'must be "cpu", "mps", "cuda", or one card of several such as "cuda:1"'
+        raise JobError(_key(table, "torch_device"), device.torch_device, expected)
+    return device
+
+
+def _find_kind(table: int, name: str) -> Kind:
+    if name in CATALOG:
+        return CATALOG[name]
+    close = get_close_matches(name.lower(), CATALOG, n=1)
+    hint = f'; did you mean "{close[0]}"?' if close else "."
+    expected = f"no such kind of device{hint} The kinds are: {', '.join(CATALOG)}"
+    raise JobError(_key(table, "kind"), name, expected)
+
+
+def _make_names(sections: Sequence[DeviceSection]) -> dict[str, int]:
+    """Every device's name and the table it comes from, in the job's order."""
+    unnamed: Counter[str] = Counter()
+    for section in sections:
+        if section.name is None:
+            unnamed[section.kind] += section.count
+    numbers = {kind: itertools.count(1) for kind in unnamed}
+    origin: dict[str, int] = {}
+    folded: dict[str, int] = {}
+    for i, section in enumerate(sections):
+        if section.name is None:  # numbered through all tables of this kind
+            stem, number, several = section.kind, numbers[section.kind], unnamed[section.kind] > 1
+        else:
+            stem, number, several = section.name, itertools.count(1), section.count > 1
+        for k in itertools.islice(number, section.count):
+            name = f"{stem}-{k}" if several else stem
+            _check_name(i, name)
+            # Case is ignored because names become files, and some file systems ignore it.
+            if folded.setdefault(name.casefold(), i) != i:
+                first = folded[name.casefold()]
+                expected = f"every device needs a name of its own; fleet.device[{first}] has it already"
+                raise JobError(_key(i, "name"), name, expected)
+            origin[name] = i
+    return origin
+
+
+def _check_name(table: int, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise JobError(
+            _key(table, "name"),
+            name,
+            "must begin with a letter or digit and hold only letters, digits and _ . - (at most 64)",
+        )
+    if name.casefold() in RESERVED_NAMES:
+        taken = " and ".join(f'"{word}"' for word in sorted(RESERVED_NAMES))
+        raise JobError(_key(table, "name"), name, f"{taken} are names manyhands uses itself; take another")
+
+
+def _fill_shares(devices: Sequence[Device], tables: Sequence[int]) -> tuple[Device, ...]:
+    """Equal shares where none is given; otherwise the given ones, once they are known to make a whole."""
+    if all(device.share is None for device in devices):
+        return tuple(replace(device, share=1 / len(devices)) for device in devices)
+    total = 0.0
+    for device, table in zip(devices, tables, strict=True):
+        if device.share is None:
+            expected = f'"{device.name}" has no share but others have; give every device one, or none'
+            raise JobError(_key(table, "share"), None, expected)
+        if not 0 < device.share <= 1:
+            expected = f'the share of "{device.name}" must be above 0 and at most 1, a fraction of all data'
+            raise JobError(_key(table, "share"), device.share, expected)
+        total += device.share
+    if abs(total - 1) > SHARE_TOLERANCE:
+        each = (
+            "; in a table with a count, each device has that share" if len(set(tables)) < len(tables) else ""
+        )
+        expected = f"the shares of all devices must sum to 1, and these sum to {total:.6g}{each}"
+        raise JobError("fleet.device.share", None, expected)
+    return tuple(devices)

@@ -1,0 +1,207 @@
+"""A job: what a TOML file says, validated, with a stable hash.
+
+The sections are declared beside the code that reads them; here they are put together, and whatever is wrong
+with a file is turned into one line that names the key, the value and what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Sequence
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, get_args
+
+import tomli_w
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
+
+from manyhands.data import DataSection
+from manyhands.engine.faults import Fault
+from manyhands.errors import JobError
+from manyhands.exchange.coordination import ExchangeSection
+from manyhands.fleet import FleetSection
+from manyhands.learn.supervised import LearnSection
+from manyhands.models import ModelSection
+from manyhands.settings import Section
+from manyhands.splits import SPLITS, SplitSection
+
+__all__ = ["Job", "RunSection", "load_job", "quick_start"]
+
+
+class RunSection(Section):
+    """How the run is carried out and observed (``[run]``); nothing here is known to the devices."""
+
+    alone: bool = False
+    evaluate_every: NonNegativeInt = 1
+    evaluate_examples: PositiveInt | None = None
+    checkpoint_every_s: PositiveFloat = 10.0
+    workers: NonNegativeInt | None = None
+    threads: PositiveInt = 1
+    save_models: bool = True
+    report: bool = True
+
+
+class Job(Section):
+    """Everything a run needs to know."""
+
+    name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
+    seed: NonNegativeInt = 0
+    data: DataSection = DataSection()
+    model: ModelSection
+    learn: LearnSection = LearnSection()
+    split: SplitSection = SplitSection()
+    exchange: ExchangeSection = ExchangeSection()
+    fleet: FleetSection
+    fault: tuple[Fault, ...] = ()
+    run: RunSection = RunSection()
+
+    @property
+    def hash(self) -> str:
+        """Equal for jobs that must give equal results, wherever their data lies and on however many cores."""
+        said = self.model_dump(mode="json")
+        for section, key in [
+            ("data", "path"),
+            ("data", "download"),
+            ("run", "workers"),
+            ("run", "checkpoint_every_s"),
+            ("run", "save_models"),
+            ("run", "report"),
+        ]:
+            said[section].pop(key)
+        return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_toml(self) -> str:
+        """The job as a file that gives it again, with every default written out."""
+        return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
+
+    def split_by(self, split: str) -> Job:
+        """The same job under another split."""
+        return self.model_copy(update={"split": self.split.model_copy(update={"by": split})})
+
+
+def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -> Job:
+    """Reads a job file.
+
+    Args:
+        path: The TOML file. A relative `data.path` in it is relative to the file.
+        changes: ``section.key=value`` from the command line, the value as TOML or, failing that, a string.
+        seed: Takes the place of the file's seed.
+
+    Raises:
+        JobError: with the first thing that is wrong.
+    """
+    try:
+        said = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise JobError("job file", str(path), "there is no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise JobError("job file", str(path), f"cannot be read as TOML: {error}") from error
+    said.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-") or "job")
+    job = _validated(said, changes, seed)
+    if job.data.path is not None and not job.data.path.is_absolute():
+        at = (path.parent / job.data.path.expanduser()).resolve()
+        job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
+    return job
+
+
+def quick_start(changes: Sequence[str] = (), seed: int | None = None) -> Job:
+    """The built-in job: handwritten digits on five unlike devices."""
+    text = resources.files("manyhands").joinpath("quickstart.toml").read_text(encoding="utf-8")
+    return _validated(tomllib.loads(text), changes, seed)
+
+
+def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -> Job:
+    for change in changes:
+        _apply(said, change)
+    if seed is not None:
+        said["seed"] = seed
+    try:
+        job = Job.model_validate(said)
+    except ValidationError as error:
+        raise _explained(error) from None
+    if job.split.by not in SPLITS:
+        raise JobError("split.by", job.split.by, f"there is no such split; choose one of {', '.join(SPLITS)}")
+    return job
+
+
+def _apply(said: dict[str, Any], change: str) -> None:
+    """Carries out one ``--set section.key=value``."""
+    key, equals, text = change.partition("=")
+    steps = re.findall(r"[^.\[\]]+|\[\d+\]", key.strip())
+    if not equals or not steps:
+        raise JobError("--set", change, "must read section.key=value, for example learn.batch_size=32")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    here: Any = said
+    try:
+        for step, following in pairwise(steps):
+            if step.startswith("["):
+                here = here[int(step[1:-1])]
+            else:
+                here = here.setdefault(step, [] if following.startswith("[") else {})
+        last = steps[-1]
+        here[int(last[1:-1]) if last.startswith("[") else last] = value
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise JobError("--set", change, f"the job has no {key}") from None
+
+
+def _explained(error: ValidationError) -> JobError:
+    """The first thing pydantic found wrong, in the user's words."""
+    first = error.errors()[0]
+    # A fault's kind stands in the middle of its location because it chose the table's type.
+    where = [step for step in first["loc"] if not (isinstance(step, str) and step in _FAULT_KINDS)]
+    key = re.sub(
+        r"\.\[", "[", ".".join(f"[{step}]" if isinstance(step, int) else str(step) for step in where)
+    )
+    message = re.sub(r"^Value error, ", "", first["msg"])
+    value = first["input"]
+    if first["type"] == "missing":
+        return JobError(key, None, "is missing")
+    if first["type"] == "extra_forbidden":
+        keys = _keys_beside(tuple(first["loc"]))
+        close = difflib.get_close_matches(str(where[-1]), keys, 1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        return JobError(key, value, f"there is no such key{hint} (there are {', '.join(keys)})")
+    if isinstance(value, dict):
+        value = None
+    return JobError(key or "job", value, message[0].lower() + message[1:])
+
+
+_FAULT_KINDS = {
+    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Fault)[0])
+}
+
+
+def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
+    """The keys of the table in which an unknown one was found."""
+    table: type[BaseModel] = Job
+    for step in location[:-1]:
+        if isinstance(step, int):
+            continue
+        if step in _FAULT_KINDS:
+            table = _FAULT_KINDS[step]
+        elif step in table.model_fields:
+            table = next((t for t in _tables_in(table.model_fields[step].annotation)), table)
+    return list(table.model_fields)
+
+
+def _tables_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for part in get_args(annotation) for table in _tables_in(part)]
+
+
+def _without_none(value: Any) -> Any:
+    """TOML has no null: what is None is left out. Infinity, which JSON lacks, is left out too."""
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in value.items() if v is not None}
+    if isinstance(value, list):
+        return [_without_none(v) for v in value]
+    return value

@@ -1,0 +1,1 @@
+"""Learning: one local phase of one device, on its own data."""

@@ -1,0 +1,242 @@
+"""Supervised learning: what a device does with its own labelled data in one round.
+
+A `LocalPhase` is one device's way of learning. Its works are pure: weights in, weights out, the batches and
+the dropout masks drawn from (seed, device, round), so they may run on any thread at any time. Networks to
+compute in are kept per thread and reused, because building one costs as much as a step.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from pydantic import PositiveInt
+from torch import nn
+
+from manyhands.blocks import Layout, Weights, absorb, extract, private_names
+from manyhands.data import Examples
+from manyhands.hand import Outcome, Work
+from manyhands.learn.optimizers import (
+    OptimizerSection,
+    first_slots,
+    restored_slots,
+    saved_slots,
+    step,
+)
+from manyhands.learn.randomness import own_randomness
+from manyhands.models import Cost
+from manyhands.seeds import numpy_generator, torch_generator
+
+__all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of"]
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class LearnSection(OptimizerSection):
+    """How a device trains (``[learn]``)."""
+
+    batch_size: PositiveInt = 32
+    epochs: PositiveInt = 1
+    examples: PositiveInt | None = None
+    keep_optimizer: bool = True
+    memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A network without weights: how to build it, and what one example costs.
+
+    Architectures with equal keys are the same, so that devices can share the network they compute in.
+    """
+
+    key: Hashable
+    build: Callable[[], nn.Module]
+    cost: Cost
+
+
+_workspaces = threading.local()
+
+
+def _workspace(
+    architecture: Architecture, torch_device: str, memory_format: torch.memory_format
+) -> nn.Module:
+    """This thread's network of an architecture; its weights are whatever was last loaded."""
+    networks: dict[Hashable, nn.Module] = _workspaces.__dict__.setdefault("networks", {})
+    key = (architecture.key, torch_device, memory_format)
+    if key not in networks:
+        module = architecture.build().to(torch_device)
+        networks[key] = module.to(memory_format=memory_format)  # type: ignore[call-overload]
+    return networks[key]
+
+
+def _load(module: nn.Module, state: Tensors) -> None:
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():
+            tensor.copy_(state[name])
+
+
+def _memory_format(section: LearnSection, torch_device: str) -> torch.memory_format:
+    """How to lay out images and filters in memory.
+
+    The choice follows from the job alone, never from a timing, because it decides the last bits of a
+    result. On a CPU convolutions run faster channels-last (docs/results.md has the measurement); a GPU gains
+    from it only in half precision.
+    """
+    if section.memory_format == "auto":
+        return torch.channels_last if torch_device == "cpu" else torch.contiguous_format
+    return torch.channels_last if section.memory_format == "channels_last" else torch.contiguous_format
+
+
+@dataclass(frozen=True)
+class LocalPhase:
+    """One device's way of learning.
+
+    Attributes:
+        device: Its name, for its random draws.
+        architecture: The network it trains.
+        layout: The blocks it shares.
+        train: Its training examples.
+        section: The job's settings.
+        seed: The job's seed.
+        torch_device: Where it computes.
+        send: Whether updates carry parameters or the change since the round began.
+    """
+
+    device: str
+    architecture: Architecture
+    layout: Layout
+    train: Examples
+    section: LearnSection
+    seed: int
+    torch_device: str = "cpu"
+    send: Literal["parameters", "gradients"] = "parameters"
+
+    @property
+    def num_used(self) -> int:
+        """How many examples one phase goes through."""
+        if self.section.examples is not None:
+            return _whole_batches(min(self.section.examples, len(self.train)), self.section.batch_size)
+        return self.section.epochs * _whole_batches(len(self.train), self.section.batch_size)
+
+    @property
+    def flops(self) -> float:
+        """What one phase costs."""
+        return float(self.num_used * self.architecture.cost.train_flops)
+
+    def work(
+        self,
+        replica: Weights,
+        optimizer: Weights | None,
+        num_steps: int,
+        blocks: Mapping[str, Weights],
+        number: int,
+    ) -> Work:
+        """One local phase, after taking over the blocks."""
+
+        def run() -> Outcome:
+            start = absorb(replica, self.layout, blocks)
+            trained, slots, facts = self._train(start, optimizer, num_steps, number)
+            return Outcome(facts, self._results(start, trained, slots))
+
+        return Work("train", run, self.flops, {"round": number})
+
+    def settle(self, replica: Weights, blocks: Mapping[str, Weights]) -> Work:
+        """Takes over the blocks without training."""
+        return Work("settle", lambda: Outcome({}, {"replica": Weights(absorb(replica, self.layout, blocks))}))
+
+    def _train(
+        self, start: Tensors, kept: Weights | None, num_steps: int, number: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
+        memory_format = _memory_format(self.section, self.torch_device)
+        module = _workspace(self.architecture, self.torch_device, memory_format)
+        _load(module, start)
+        module.train()
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        slots = (
+            restored_slots(self.section, parameters, kept) if kept else first_slots(self.section, parameters)
+        )
+        loss_of = getattr(module, "loss", None) or F.cross_entropy
+        losses, seen = torch.zeros((), device=self.torch_device), 0
+        draws = torch_generator(self.seed, self.device, number, "dropout", device=self.torch_device)
+        with own_randomness(draws):
+            for x, y in self._batches(number, memory_format):
+                loss = loss_of(module(x), y)
+                loss.backward()
+                step(self.section, parameters, slots, num_steps)
+                module.zero_grad(set_to_none=True)
+                losses += loss.detach() * len(x)
+                seen += len(x)
+                num_steps += 1
+        trained = {name: _owned(tensor) for name, tensor in module.state_dict().items()}
+        mean = float(losses) / max(seen, 1)
+        facts = {"examples": seen, "num_steps": num_steps, "loss": mean if math.isfinite(mean) else None}
+        return trained, saved_slots(slots) if self.section.keep_optimizer else {}, facts
+
+    def _results(self, start: Tensors, trained: Tensors, slots: Tensors) -> dict[str, Weights]:
+        own = set(private_names(trained, self.layout))
+        results = {"replica": Weights({n: trained[n] if n in own else start[n] for n in trained})}
+        if slots:
+            results["optimizer"] = Weights(slots)
+        updates = extract(trained, self.layout)
+        if self.send == "gradients":
+            before = extract(start, self.layout)
+            updates = {b: {n: t - before[b][n] for n, t in tensors.items()} for b, tensors in updates.items()}
+        return results | {f"update/{block}": Weights(tensors) for block, tensors in updates.items()}
+
+    def _batches(
+        self, number: int, memory_format: torch.memory_format
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The phase's batches, as the network wants them."""
+        rng = numpy_generator(self.seed, self.device, number, "batches")
+        for _ in range(1 if self.section.examples is not None else self.section.epochs):
+            order = rng.permutation(len(self.train))[: self.section.examples]
+            for first in range(
+                0, _whole_batches(len(order), self.section.batch_size), self.section.batch_size
+            ):
+                picked = torch.from_numpy(order[first : first + self.section.batch_size].astype(np.int64))
+                yield (
+                    _as_input(self.train.x[picked], self.torch_device, memory_format),
+                    self.train.y[picked].to(self.torch_device, non_blocking=True),
+                )
+
+
+def _whole_batches(count: int, batch_size: int) -> int:
+    """How many of `count` examples are used: a last batch of one, on which BatchNorm cannot train, is not."""
+    return count - 1 if count > batch_size and count % batch_size == 1 else count
+
+
+def _as_input(x: torch.Tensor, torch_device: str, memory_format: torch.memory_format) -> torch.Tensor:
+    """Bytes as numbers from 0 to 1, where and how the network computes."""
+    if torch_device != "cpu":
+        x = x.pin_memory().to(torch_device, non_blocking=True)
+    return x.to(torch.float32, memory_format=memory_format).div_(255)
+
+
+def _owned(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU that the network will not change."""
+    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+
+
+def accuracy_of(
+    architecture: Architecture, weights: Tensors, examples: Examples, torch_device: str = "cpu"
+) -> dict[str, float | None]:
+    """Accuracy and mean loss of a network on examples."""
+    module = _workspace(architecture, torch_device, torch.contiguous_format)
+    _load(module, weights)
+    module.eval()
+    right, total = 0, 0.0
+    with torch.no_grad():
+        for first in range(0, len(examples), 256):
+            x = _as_input(examples.x[first : first + 256], torch_device, torch.contiguous_format)
+            y = examples.y[first : first + 256].to(torch_device)
+            scores = module(x)
+            right += int((scores.argmax(1) == y).sum())
+            total += float(F.cross_entropy(scores, y, reduction="sum"))
+    loss = total / len(examples)
+    return {"accuracy": right / len(examples), "loss": loss if math.isfinite(loss) else None}

@@ -1,0 +1,359 @@
+"""The pictures of a run, drawn from its result and from nothing else.
+
+Every function takes the mapping that `result.json` holds and returns a matplotlib figure, or ``None`` where
+the result has nothing to show. None of them touches pyplot, so they may run in any thread of any program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from manyhands.report.graph import topology_figure
+from manyhands.report.look import (
+    COLOURS,
+    INK,
+    MUTED,
+    SERIES,
+    SMALL,
+    line_style,
+    make_figure,
+    png_bytes,
+    style_axes,
+    style_legend,
+    write_file,
+)
+from manyhands.report.reading import (
+    Curve,
+    Result,
+    Row,
+    device_rows,
+    devices_of,
+    median_curve,
+    number,
+    plain,
+    points_of,
+)
+from manyhands.report.units import (
+    bytes_scale,
+    bytes_text,
+    energy_scale,
+    energy_text,
+    percent_text,
+    seconds_scale,
+)
+
+__all__ = [
+    "accuracy_figure",
+    "compare_figure",
+    "devices_figure",
+    "figures",
+    "save_compare_png",
+    "save_pngs",
+    "together_figure",
+    "topology_figure",
+]
+
+MOST_CURVES = 12
+MOST_ROWS = 25
+WIDTH = 9.0
+
+
+def figures(result: Result) -> dict[str, Figure]:
+    """All plots of a run by name, leaving out those it has no data for."""
+    drawn = {
+        "accuracy": accuracy_figure(result),
+        "together": together_figure(result),
+        "devices": devices_figure(result),
+        "topology": topology_figure(result),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def save_pngs(result: Result, folder: Path) -> list[Path]:
+    """Writes every plot of a run as ``NAME.png`` and returns the paths."""
+    return [
+        write_file(Path(folder) / f"{name}.png", png_bytes(figure))
+        for name, figure in figures(result).items()
+    ]
+
+
+def save_compare_png(results: Mapping[str, Result], folder: Path) -> Path:
+    """Writes the plot of a comparison as ``compare.png`` and returns its path."""
+    return write_file(Path(folder) / "compare.png", png_bytes(compare_figure(results)))
+
+
+def accuracy_figure(result: Result) -> Figure | None:
+    """Accuracy over time: the global network bold, each device thin (or their range, where they are many)."""
+    overall = points_of(result)
+    curves = {plain(d.get("name", "?")): c for d in devices_of(result) if (c := points_of(d)) is not None}
+    baseline = points_of(result.get("baseline") or {})
+    everything = [c for c in (overall, baseline, *curves.values()) if c is not None]
+    if not everything:
+        return None
+    figure = make_figure(WIDTH, 4.4)
+    axes = figure.add_subplot()
+    factor, unit = seconds_scale(max(c.seconds[-1] for c in everything))
+    if len(curves) <= MOST_CURVES:
+        for i, (name, curve) in enumerate(curves.items()):
+            label = f"{name}  {percent_text(curve.accuracy[-1])}"
+            _draw_curve(axes, curve, factor, label=label, linewidth=1.2, alpha=0.9, **line_style(i))
+    elif (middle := median_curve(list(curves.values()))) is not None:
+        _draw_curve(
+            axes, middle, factor, label=f"median of {len(curves)} devices", color=SERIES[0], linewidth=1.4
+        )
+    if baseline is not None:
+        split = plain((result.get("baseline") or {}).get("split") or "baseline")
+        label = f"{split}  {percent_text(baseline.accuracy[-1])}"
+        _draw_curve(axes, baseline, factor, label=label, color=MUTED, linewidth=1.6, linestyle=(0, (1, 1.5)))
+    if overall is not None:
+        label = f"together  {percent_text(overall.accuracy[-1])}"
+        _draw_curve(axes, overall, factor, label=label, color=INK, linewidth=2.8, zorder=5)
+    _finish_curves(figure, axes, unit, title="Accuracy over time")
+    return figure
+
+
+def _draw_curve(axes: Axes, curve: Curve, factor: float, *, label: str, **style: Any) -> None:
+    # A single point would be an invisible line.
+    marker = "o" if len(curve.seconds) == 1 else ""
+    axes.plot(curve.seconds / factor, curve.accuracy, label=label, marker=marker, markersize=5, **style)
+    if curve.low is not None and curve.high is not None:
+        axes.fill_between(
+            curve.seconds / factor,
+            curve.low,
+            curve.high,
+            color=style.get("color"),
+            alpha=0.18,
+            linewidth=0,
+            label="lowest to highest device" if "median" in label else None,
+        )
+
+
+def _finish_curves(figure: Figure, axes: Axes, unit: str, *, title: str) -> None:
+    style_axes(axes, title=title)
+    axes.set_xlabel(f"time ({unit})")
+    axes.set_ylabel("accuracy")
+    axes.yaxis.set_major_formatter(_percent)
+    axes.set_xlim(0, max(float(np.max(line.get_xdata())) for line in axes.get_lines()) or 1.0)
+    bottom, top = axes.get_ylim()
+    axes.set_ylim(max(bottom, 0), 1.005 if top > 0.7 else top)
+    # The best comes first, as the lines end at the right; what stands for everyone before single devices.
+    lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
+    lines.sort(key=lambda line: (line.get_zorder(), np.asarray(line.get_ydata())[-1]), reverse=True)
+    handles = [*lines, *axes.collections]
+    style_legend(figure.legend(handles, [str(h.get_label()) for h in handles], loc="outside right upper"))
+
+
+def _percent(fraction: float, _position: float | None = None) -> str:
+    """Of a tick: as many decimals as it needs."""
+    return f"{100 * fraction:.4g} %"
+
+
+def devices_figure(result: Result) -> Figure | None:
+    """Time, traffic and energy of each device, or of each kind where there are many."""
+    keys = ("busy_seconds", "waiting_seconds", "bytes_sent", "bytes_received", "energy_joules")
+    devices = devices_of(result)
+    rows = device_rows(devices, keys, most=MOST_ROWS)
+    if not rows:
+        return None
+    figure = make_figure(WIDTH, 1.5 + 0.42 * len(rows))
+    left, middle, right = figure.subplots(1, 3, sharey=True, gridspec_kw={"width_ratios": (1.15, 1.15, 1)})
+    _draw_time(left, rows)
+    _draw_traffic(middle, rows)
+    _draw_energy(right, rows)
+    _label_rows(left, [row.label for row in rows])
+    if len(devices) > MOST_ROWS:
+        note = f"{len(devices)} devices: each bar is the mean of its kind"
+        figure.suptitle(note, x=0.01, ha="left", color=MUTED, fontsize=SMALL)
+    return figure
+
+
+def _draw_time(axes: Axes, rows: Sequence[Row]) -> None:
+    busy, waiting = _column(rows, "busy_seconds"), _column(rows, "waiting_seconds")
+    totals = [b + w for b, w in zip(busy, waiting, strict=True)]
+    factor, unit = seconds_scale(max(totals))
+    places = range(len(rows))
+    axes.barh(places, [b / factor for b in busy], 0.62, color=SERIES[0], label="busy")
+    axes.barh(
+        places,
+        [w / factor for w in waiting],
+        0.62,
+        left=[b / factor for b in busy],
+        color=COLOURS["grid"],
+        label="waiting",
+    )
+    _finish_bars(axes, totals, factor, title="Time", xlabel=f"time ({unit})")
+    _write_values(axes, [(i, totals[i] / factor, _busy_text(busy[i], totals[i])) for i in places])
+
+
+def _busy_text(busy: float, total: float) -> str:
+    return f"{100 * busy / total:.0f} % busy" if total else ""
+
+
+def _draw_traffic(axes: Axes, rows: Sequence[Row]) -> None:
+    sent, received = _column(rows, "bytes_sent"), _column(rows, "bytes_received")
+    factor, unit = bytes_scale(max([*sent, *received]))
+    places = range(len(rows))
+    axes.barh([i - 0.17 for i in places], [s / factor for s in sent], 0.31, color=SERIES[1], label="sent")
+    axes.barh(
+        [i + 0.17 for i in places], [r / factor for r in received], 0.31, color=SERIES[3], label="received"
+    )
+    _finish_bars(axes, [*sent, *received], factor, title="Traffic", xlabel=f"data ({unit})")
+    _write_values(axes, [(i - 0.17, value / factor, bytes_text(value)) for i, value in enumerate(sent)], 7.5)
+    _write_values(
+        axes, [(i + 0.17, value / factor, bytes_text(value)) for i, value in enumerate(received)], 7.5
+    )
+
+
+def _draw_energy(axes: Axes, rows: Sequence[Row]) -> None:
+    energy = _column(rows, "energy_joules")
+    factor, unit = energy_scale(max(energy))
+    axes.barh(range(len(rows)), [e / factor for e in energy], 0.62, color=SERIES[2])
+    _finish_bars(axes, energy, factor, title="Energy", xlabel=f"energy ({unit})")
+    _write_values(axes, [(i, e / factor, energy_text(e)) for i, e in enumerate(energy)])
+
+
+def _column(rows: Sequence[Row], key: str) -> list[float]:
+    return [row.values[key] or 0.0 for row in rows]
+
+
+def _write_values(axes: Axes, values: Sequence[tuple[float, float, str]], size: float = SMALL) -> None:
+    """At each place, a text just beyond the end of the bar there."""
+    for place, end, text in values:
+        beyond: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center_baseline"}
+        axes.annotate(text, (end, place), color=MUTED, fontsize=size, **beyond)
+
+
+def _finish_bars(axes: Axes, values: Sequence[float], factor: float, *, title: str, xlabel: str) -> None:
+    style_axes(axes, title=title, grid="x")
+    axes.set_xlabel(xlabel)
+    axes.set_xlim(0, 1.32 * max(values) / factor or 1.0)  # room for the figure at a bar's end
+    axes.locator_params(axis="x", nbins=4)
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        place: dict[str, Any] = {
+            "loc": "lower right",
+            "bbox_to_anchor": (1.0, 1.0),
+            "ncols": 2,
+            "borderpad": 0.2,
+        }
+        style_legend(axes.legend(handles, labels, handlelength=1.0, columnspacing=1.0, **place))
+
+
+def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
+    for label in axes.get_yticklabels():
+        label.set_color(INK)
+
+
+def together_figure(result: Result) -> Figure | None:
+    """What each device got out of taking part: its accuracy alone, and together with the others."""
+    compared = [
+        device
+        for device in devices_of(result)
+        if number(device, "accuracy") is not None and number(device, "accuracy_alone") is not None
+    ]
+    rows = device_rows(compared, ("accuracy_alone", "accuracy"), most=MOST_ROWS)
+    if not rows:
+        return None
+    figure = make_figure(WIDTH, 1.4 + 0.36 * len(rows))
+    axes = figure.add_subplot()
+    alone, together = _column(rows, "accuracy_alone"), _column(rows, "accuracy")
+    for i, (before, after) in enumerate(zip(alone, together, strict=True)):
+        colour = SERIES[0] if after >= before else SERIES[1]
+        axes.plot([before, after], [i, i], color=colour, linewidth=3, alpha=0.35, solid_capstyle="round")
+        axes.plot(after, i, "o", color=colour, markersize=8)
+        gain = f"{percent_text(after)}  ({100 * (after - before):+.1f})"
+        place, side = ((9, 0), "left") if after >= before else ((-9, 0), "right")
+        axes.annotate(
+            gain,
+            (after, i),
+            place,
+            textcoords="offset points",
+            ha=side,
+            va="center",
+            color=INK,
+            fontsize=SMALL,
+        )
+    axes.plot(alone, range(len(rows)), "o", color=COLOURS["grey"], markersize=6, linestyle="", label="alone")
+    axes.plot([], [], "o", color=SERIES[0], markersize=8, linestyle="", label="together")
+    many = len(compared) > MOST_ROWS
+    style_axes(
+        axes, title="What each kind gained, on average" if many else "What each device gained", grid="x"
+    )
+    axes.set_xlabel("accuracy")
+    axes.xaxis.set_major_formatter(_percent)
+    axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
+    _label_rows(axes, [row.label for row in rows])
+    low, high = min([*alone, *together]), max([*alone, *together])
+    room = max(high - low, 0.02)
+    axes.set_xlim(low - 0.25 * room, high + 0.3 * room)
+    style_legend(axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, handletextpad=0.2))
+    return figure
+
+
+def compare_figure(results: Mapping[str, Result]) -> Figure:
+    """The same job under several splits: accuracy over time, and what each device ended with."""
+    results = {plain(label): result for label, result in results.items()}
+    rows = {
+        label: device_rows(devices_of(result), ("accuracy",), most=MOST_CURVES)
+        for label, result in results.items()
+    }
+    names = list(dict.fromkeys(row.label for entries in rows.values() for row in entries))
+    bars_height = 0.8 + 0.17 * len(names) * (len(results) + 1)
+    if bars_height < 6:
+        figure = make_figure(WIDTH + 1, max(4.6, bars_height))
+        left, right = figure.subplots(1, 2, gridspec_kw={"width_ratios": (1.25, 1)})
+    else:
+        figure = make_figure(WIDTH, 4.2 + bars_height)
+        left, right = figure.subplots(2, 1, gridspec_kw={"height_ratios": (4.2, bars_height)})
+    curves = {
+        label: curve for label, result in results.items() if (curve := _overall_curve(result)) is not None
+    }
+    factor, unit = seconds_scale(max((c.seconds[-1] for c in curves.values()), default=1.0))
+    height = 0.8 / max(len(results), 1)
+    for i, label in enumerate(results):
+        if label in curves:
+            _draw_curve(left, curves[label], factor, label=label, linewidth=2.2, **line_style(i))
+        values = {row.label: row.values["accuracy"] for row in rows[label]}
+        bars = [(names.index(name), value) for name, value in values.items() if value is not None]
+        offset = (i - (len(results) - 1) / 2) * height
+        _write_values(right, [(place + offset, value, percent_text(value)) for place, value in bars], 7.0)
+        right.barh(
+            [place + offset for place, _ in bars],
+            [value for _, value in bars],
+            0.86 * height,
+            color=line_style(i)["color"],
+            label=label,
+        )
+    _finish_compare(figure, left, right, unit, names)
+    return figure
+
+
+def _overall_curve(result: Result) -> Curve | None:
+    """The global network's curve; without one (as when nobody exchanges) the median of the devices."""
+    curves = [curve for device in devices_of(result) if (curve := points_of(device)) is not None]
+    return points_of(result) or median_curve(curves)
+
+
+def _finish_compare(figure: Figure, left: Axes, right: Axes, unit: str, names: Sequence[str]) -> None:
+    style_axes(left, title="Accuracy over time")
+    left.set_xlabel(f"time ({unit})")
+    left.set_ylabel("accuracy")
+    left.yaxis.set_major_formatter(_percent)
+    left.set_xlim(left=0)
+    left.set_ylim(0, 1.005)
+    style_axes(right, title="Final accuracy of each device", grid="x")
+    right.set_xlabel("accuracy")
+    right.set_xlim(0, 1.18)
+    right.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    right.xaxis.set_major_formatter(_percent)
+    _label_rows(right, names)
+    handles, labels = right.get_legend_handles_labels()
+    style_legend(figure.legend(handles, labels, loc="outside upper left", ncols=max(len(labels), 1)))

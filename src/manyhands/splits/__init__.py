@@ -1,0 +1,15 @@
+"""Splits: who trains which network, and which blocks of it are shared with whom.
+
+A split is data and a function: given the fleet and the networks there are, it hands each device a `Seat`.
+Another way to split is one new file and a line in `SPLITS`.
+"""
+
+from __future__ import annotations
+
+from manyhands.splits.seat import Networks, Seat, Split, SplitSection
+from manyhands.splits.whole import homogeneous, isolated
+
+__all__ = ["SPLITS", "Networks", "Seat", "Split", "SplitSection"]
+
+SPLITS = {"isolated": isolated, "homogeneous": homogeneous}
+"""By the name a job gives it (``[split] by = …``)."""
