@@ -19,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import venv
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ TORCH = "torch==2.13.0"  # exactly this: a range lets pip take a build that pull
 STEPS_PER_ROUND = 250
 UNAVAILABLE = 3
 RUN_LIMIT_S = 1800
-MEMORY_SAMPLE_S = 0.5
+SAMPLE_S = 0.5
+QUIET_CORES = 0.25
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,13 @@ def contestants(cores: int) -> list[Contestant]:
     quiet = {
         "FLWR_TELEMETRY_ENABLED": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    pfl = {"environment": "pfl", "requirement": "pfl[pytorch]==0.6.0"}
+    pfl = "pfl[pytorch]==0.6.0"
     return [
         Contestant("bare", "bare.py"),
         Contestant("manyhands", "ours.py"),
-        Contestant("pfl", "pfl_peer.py", **pfl),
-        Contestant("pfl-multi", "pfl_peer.py", **pfl, variables={"BENCHMARK_PFL_PROCESSES": str(cores)}),
+        Contestant("pfl", "pfl_peer.py", "pfl", pfl),
+        Contestant("pfl-multi", "pfl_peer.py", "pfl", pfl, {"BENCHMARK_PFL_PROCESSES": str(cores)}),
         Contestant("flwr", "flwr_peer.py", "flwr", "flwr[simulation]==1.41.0", quiet),
     ]
 
@@ -125,19 +127,21 @@ def save(path: Path, x: np.ndarray, y: np.ndarray) -> None:
     partial.replace(path)
 
 
-class MemoryWatch(threading.Thread):
-    """Samples the memory of a process and all its descendants; keeps the peak of the sum."""
+class TreeWatch(threading.Thread):
+    """Samples a process and its descendants: their peak memory, and what others took of the machine."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
         self.root = psutil.Process(pid)
         self.peak_bytes = 0
-        self.seen: set[psutil.Process] = set()
+        self.cpu_s: dict[psutil.Process, float] = {}  # of every process ever seen, at its last sample
+        self.busy_s = busy_s()
+        self.start_s = time.monotonic()
         self.over = threading.Event()
 
     def run(self) -> None:
         """Samples until told that the run is over."""
-        while not self.over.wait(MEMORY_SAMPLE_S):
+        while not self.over.wait(SAMPLE_S):
             self.peak_bytes = max(self.peak_bytes, self.sample())
 
     def sample(self) -> int:
@@ -147,15 +151,27 @@ class MemoryWatch(threading.Thread):
             tree = [self.root, *self.root.children(recursive=True)]
         except psutil.NoSuchProcess:
             return 0
-        self.seen.update(tree)
         for process in tree:
             try:
+                times = process.cpu_times()
+                self.cpu_s[process] = times.user + times.system
                 info = process.memory_full_info()
                 # PSS counts a page that n processes share as 1/n in each: the sum counts it once.
                 total += getattr(info, "pss", info.uss)
             except psutil.Error:
                 continue  # ended meanwhile
         return total
+
+    def others_cores(self) -> float:
+        """How many cores, on average, were busy with something else or taken by the host."""
+        others_s = busy_s() - self.busy_s - sum(self.cpu_s.values())
+        return max(0.0, others_s / (time.monotonic() - self.start_s))
+
+
+def busy_s() -> float:
+    """CPU seconds that this machine has spent, those stolen by its host included."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 def run_once(contestant: Contestant, arguments: list[str]) -> dict[str, Any]:
@@ -166,7 +182,7 @@ def run_once(contestant: Contestant, arguments: list[str]) -> dict[str, Any]:
         process = subprocess.Popen(
             command, stdout=answers, stderr=errors, env=os.environ | contestant.variables
         )
-        watch = MemoryWatch(process.pid)
+        watch = TreeWatch(process.pid)
         watch.start()
         try:
             status = process.wait(timeout=RUN_LIMIT_S)
@@ -175,7 +191,7 @@ def run_once(contestant: Contestant, arguments: list[str]) -> dict[str, Any]:
         finally:
             watch.over.set()
             watch.join()
-            end(watch.seen)
+            end(watch.cpu_s)
             process.wait()
         answers.seek(0)
         lines = [line for line in answers.read().splitlines() if line.startswith("{")]
@@ -187,10 +203,10 @@ def run_once(contestant: Contestant, arguments: list[str]) -> dict[str, Any]:
     wrong = [steps for steps in result["steps"] if steps != STEPS_PER_ROUND]
     if wrong:
         raise UnavailableError(f"took {wrong[0]} steps in a round instead of {STEPS_PER_ROUND}")
-    return result | {"peak_rss_bytes": watch.peak_bytes}
+    return result | {"peak_rss_bytes": watch.peak_bytes, "others_cores": watch.others_cores()}
 
 
-def end(processes: set[psutil.Process]) -> None:
+def end(processes: Iterable[psutil.Process]) -> None:
     """Ends what a run left behind: itself after a time-out, and any child that outlived it."""
     for process in processes:
         try:
@@ -216,11 +232,6 @@ def machine() -> dict[str, Any]:
     }
 
 
-def others_load(seconds: float = 2.0) -> float:
-    """How many cores are busy while the benchmark is not running."""
-    return psutil.cpu_percent(interval=seconds) / 100 * (os.cpu_count() or 1)
-
-
 def summarise(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
     timed = [seconds for run in runs for seconds in run["rounds"][1:]]
     return {
@@ -233,33 +244,40 @@ def summarise(name: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
         "settings": runs[0]["settings"],
         "versions": runs[0]["versions"],
         "runs": [run["rounds"] for run in runs],
-        "load_before": [run["load_before"] for run in runs],
+        "others_cores": [round(run["others_cores"], 2) for run in runs],
     }
 
 
-def print_table(rows: list[dict[str, Any]], skipped: dict[str, str]) -> None:
+def table(rows: list[dict[str, Any]], skipped: dict[str, str]) -> str:
     bare = next((row["seconds"] for row in rows if row["name"] == "bare"), None)
-    print(f"\n{'':11}{'s a round':>10}{'range':>15}{'x bare':>8}{'peak GiB':>10}{'loss':>16}  settings")
-    for row in rows:
-        ratio = f"{row['seconds'] / bare:.2f}" if bare else "-"
-        spread = f"{row['fastest']:.2f}-{row['slowest']:.2f}"
-        loss = f"{row['losses'][0]:.3f} > {row['losses'][-1]:.3f}"
-        print(
-            f"{row['name']:11}{row['seconds']:>10.2f}{spread:>15}{ratio:>8}"
-            f"{row['peak_rss_bytes'] / 2**30:>10.2f}{loss:>16}  {row['settings']}"
-        )
-    for name, reason in skipped.items():
-        print(f"{name:11}skipped: {reason}")
+    heads = ["", "s a round", "range", "x bare", "peak GiB", "others", "loss", "settings"]
+    cells = [heads] + [
+        [
+            row["name"],
+            f"{row['seconds']:.2f}",
+            f"{row['fastest']:.2f}-{row['slowest']:.2f}",
+            f"{row['seconds'] / bare:.2f}" if bare else "-",
+            f"{row['peak_rss_bytes'] / 2**30:.2f}",
+            f"{max(row['others_cores']):.2f}",
+            f"{row['losses'][0]:.3f} > {row['losses'][-1]:.3f}",
+            row["settings"],
+        ]
+        for row in rows
+    ]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    lines += [f"{name}: skipped, {reason}" for name, reason in skipped.items()]
     ours = next((row["seconds"] for row in rows if row["name"] == "manyhands"), None)
     rest = [row for row in rows if row["name"] != "manyhands"]
     if ours and rest:
         best = min(rest, key=lambda row: row["seconds"])
-        print(
-            f"\nmanyhands takes {ours / best['seconds']:.2f} x the time of the fastest other, {best['name']}."
-        )
+        lines += [
+            f"manyhands takes {ours / best['seconds']:.2f} x the time of {best['name']}, the fastest other."
+        ]
+    return "\n".join(line.rstrip() for line in lines)
 
 
-def main() -> None:
+def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=4, help="rounds a run, the first being warm-up (4)")
     parser.add_argument("--repeats", type=int, default=2, help="runs of each contestant (2)")
@@ -269,79 +287,66 @@ def main() -> None:
     options = parser.parse_args()
     if options.rounds < 2 or options.repeats < 1:
         parser.error("--rounds must be at least 2 (the first is warm-up) and --repeats at least 1")
-    cores = os.cpu_count() or 1
-    field_of = contestants(cores)
+    options.contestants = contestants(os.cpu_count() or 1)
     if options.only:
-        names = options.only.split(",")
-        unknown = set(names) - {each.name for each in field_of}
-        if unknown:
-            known = ", ".join(each.name for each in field_of)
-            parser.error(f"--only {options.only}: no contestant {min(unknown)}; there are {known}")
-        field_of = [each for each in field_of if each.name in names]
+        known = [each.name for each in options.contestants]
+        for name in options.only.split(","):
+            if name not in known:
+                parser.error(f"--only: no contestant {name!r}; there are {', '.join(known)}")
+        options.contestants = [each for each in options.contestants if each.name in options.only.split(",")]
+    return options
 
-    path, source = examples(options.seed)
-    arguments = f"--data {path} --rounds {options.rounds} --seed {options.seed} --cores {cores}".split()
+
+def race(options: argparse.Namespace, data: Path) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """All runs of all contestants, in rotating order, and the reasons of those that could not take part."""
+    arguments = ["--data", str(data), "--rounds", str(options.rounds), "--seed", str(options.seed)]
+    arguments += ["--cores", str(os.cpu_count() or 1)]
     runs: dict[str, list[dict[str, Any]]] = {}
     skipped: dict[str, str] = {}
-    for each in field_of:  # before the clock runs
+    for each in options.contestants:  # all environments first: an installation would disturb a measurement
         try:
             interpreter(each)
         except UnavailableError as reason:
             skipped[each.name] = str(reason)
     for repeat in range(options.repeats):
-        shift = repeat % len(field_of)
-        for each in field_of[shift:] + field_of[:shift]:
+        shift = repeat % len(options.contestants)
+        for each in options.contestants[shift:] + options.contestants[:shift]:
             if each.name in skipped:
                 continue
-            load = others_load()
-            print(
-                f"run {repeat + 1} of {each.name} ({load:.1f} of {cores} cores busy before it) ...",
-                flush=True,
-            )
+            print(f"run {repeat + 1} of {each.name} ...", flush=True)
             try:
-                result = run_once(each, arguments)
+                runs.setdefault(each.name, []).append(run_once(each, arguments))
             except UnavailableError as reason:
                 skipped[each.name] = str(reason)
-                continue
-            runs.setdefault(each.name, []).append(result | {"load_before": load})
-
-    rows = [summarise(each.name, runs[each.name]) for each in field_of if each.name in runs]
-    show(options, rows, skipped, source, machine())
+    return {name: done for name, done in runs.items() if done}, skipped
 
 
-def show(
-    options: argparse.Namespace,
-    rows: list[dict[str, Any]],
-    skipped: dict[str, str],
-    source: str,
-    host: dict[str, Any],
-) -> None:
+def main() -> None:
+    options = read_options()
+    data, source = examples(options.seed)
+    runs, skipped = race(options, data)
+    rows = [summarise(each.name, runs[each.name]) for each in options.contestants if each.name in runs]
+    host = machine()
+    versions = {name: number for row in rows for name, number in row["versions"].items()}
     command = shlex.join(["python", "benchmarks/simulator.py", *sys.argv[1:]])
-    versions: dict[str, str] = {}
-    for row in rows:
-        versions |= row["versions"]
-    print(
-        f"\n{command}\n{host['cpu']}, {host['cores']} cores, {host['system']}, "
-        f"{host['date']}, seed {options.seed}"
-    )
+
+    print(f"\n{command}\nseed {options.seed}, {host['date']}, {source}")
+    print(f"{host['cpu']}, {host['cores']} cores, {host['system']}")
     print(", ".join(f"{name} {number}" for name, number in sorted(versions.items())))
-    print(f"data: {source}")
-    print_table(rows, skipped)
-    busiest = max((load for row in rows for load in row["load_before"]), default=0.0)
-    print(f"median of {options.repeats} x {options.rounds - 1} rounds; memory: peak PSS of the process tree.")
-    if busiest > 0.25:
-        print(f"WARNING: others kept up to {busiest:.1f} cores busy; do not quote these figures.")
+    print(f"\n{table(rows, skipped)}\n")
+    print(
+        f"s a round: median of {options.repeats} x {options.rounds - 1} rounds. Peak: PSS of all processes."
+    )
+    print("others: cores that were busy with something else meanwhile, in the worst run.")
+    busiest = max((cores for row in rows for cores in row["others_cores"]), default=0.0)
+    if busiest > QUIET_CORES:
+        print(
+            f"WARNING: the machine was not quiet ({busiest:.1f} cores busy with others): do not quote this."
+        )
     if options.json:
-        everything = {
-            "command": command,
-            "machine": host,
-            "data": source,
-            "seed": options.seed,
-            "memory": "pss",
-            "results": rows,
-            "skipped": skipped,
-        }
-        options.json.write_text(json.dumps(everything, indent=1) + "\n")
+        measured = {"command": command, "seed": options.seed, "data": source, "machine": host}
+        measured |= {"memory": "pss", "results": rows, "skipped": skipped}
+        options.json.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":

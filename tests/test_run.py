@@ -28,7 +28,7 @@ FAULTS = [
 
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key != "wall_seconds"}
+    return {key: value for key, value in result.items() if key not in ("wall_seconds", "baseline")}
 
 
 def trace(folder: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""FedAvg as a bare sequential PyTorch loop that leaves all cores to torch: what a simulator must not be slower than."""
+"""FedAvg as a bare sequential PyTorch loop that leaves all cores to torch: the bar for a simulator."""
 
 from __future__ import annotations
 

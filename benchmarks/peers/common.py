@@ -1,4 +1,4 @@
-"""What every contestant of the simulator benchmark shares: the task, the network, the data and the report line.
+"""What all contestants of the simulator benchmark share: the task, the network, the data and the report.
 
 Contestants run in environments of their own, so this file needs nothing beyond torch and numpy.
 """
@@ -93,7 +93,7 @@ def examples(path: str, device: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The 50 examples of one device; scaled here, inside the timed round, by every contestant alike."""
     x, y = _arrays(path)
     own = slice(device * EXAMPLES_PER_DEVICE, (device + 1) * EXAMPLES_PER_DEVICE)
-    return x[own].float().div_(127.5).sub_(1.0), y[own]
+    return x[own].float().div_(255), y[own]
 
 
 def train_one_epoch(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[float]:

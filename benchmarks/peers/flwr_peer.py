@@ -68,7 +68,7 @@ def client_app(task: Task) -> ClientApp:
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        # Kept by the actor between messages, as a careful user would do; `common` is imported there, not copied.
+        # The actor keeps the network between messages: `common` is imported there, not copied.
         if not hasattr(common, "actor_net"):
             common.actor_net = network(task.seed)
         net = common.actor_net

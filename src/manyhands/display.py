@@ -95,24 +95,19 @@ def _state(device: DeviceTally) -> Text:
     return Text("done", style="green") if device.finished else Text("")
 
 
-def result_table(result: Mapping[str, Any]) -> Table:
+def result_table(result: Mapping[str, Any]) -> RenderableType:
     """What each device got out of taking part, and what it paid."""
     devices = result["devices"]
     alone = any(device.get("accuracy_alone") is not None for device in devices)
-    table = Table(title=_headline(result), title_justify="left", title_style="bold", box=None, padding=(0, 2))
-    table.add_column("device")
-    table.add_column("kind", style="dim")
-    table.add_column("accuracy alone -> together" if alone else "accuracy", justify="right")
-    table.add_column("computing", justify="right")
-    table.add_column("waiting", justify="right")
-    table.add_column("sent", justify="right")
-    table.add_column("received", justify="right")
-    table.add_column("energy", justify="right")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
+    table.add_column("device", no_wrap=True)
+    accuracies = ("alone", "together", "gain") if alone else ("accuracy",)
+    for name in (*accuracies, "busy", "waiting", "sent", "received", "energy"):
+        table.add_column(name, justify="right", no_wrap=True)
     for device in devices[:MAX_ROWS]:
         table.add_row(
             device["name"],
-            device["kind"],
-            _gain(device) if alone else _percent(device["accuracy"]),
+            *(_gain(device) if alone else (_percent(device["accuracy"]),)),
             seconds_text(device["busy_seconds"]),
             seconds_text(device["waiting_seconds"]),
             bytes_text(device["bytes_sent"]),
@@ -120,13 +115,13 @@ def result_table(result: Mapping[str, Any]) -> Table:
             energy_text(device["energy_joules"]),
         )
     if len(devices) > MAX_ROWS:
-        table.add_row(f"... and {len(devices) - MAX_ROWS} more", "in the report", style="dim")
-    return table
+        table.add_row(f"... and {len(devices) - MAX_ROWS} more", style="dim")
+    return Group(Text(_headline(result), style="bold"), table)
 
 
 def _headline(result: Mapping[str, Any]) -> str:
     parts = [f"{result['job']}: {result['split']}", f"{result['rounds']} rounds"]
-    parts.append(f"{seconds_text(result['seconds'])} on the devices' clock")
+    parts.append(f"{seconds_text(result['seconds'])} simulated")
     if result["accuracy"] is not None:
         parts.append(f"test accuracy {result['accuracy']:.1%}")
     if result.get("num_notable"):
@@ -134,13 +129,16 @@ def _headline(result: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def _gain(device: Mapping[str, Any]) -> Text:
+def _gain(device: Mapping[str, Any]) -> tuple[Text, Text, Text]:
+    """Accuracy alone, together, and the difference in points."""
     alone, together = device.get("accuracy_alone"), device["accuracy"]
     if alone is None or together is None:
-        return Text(f"{_percent(alone)} -> {_percent(together)}")
+        return Text(_percent(alone)), Text(_percent(together)), Text("-")
     style = "green" if together > alone else "red" if together < alone else ""
-    return Text.assemble(
-        f"{alone:6.1%} -> ", (f"{together:6.1%}", f"bold {style}"), f" {100 * (together - alone):+5.1f}"
+    return (
+        Text(f"{alone:.1%}"),
+        Text(f"{together:.1%}", f"bold {style}"),
+        Text(f"{100 * (together - alone):+.1f}"),
     )
 
 

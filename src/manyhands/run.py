@@ -193,4 +193,4 @@ def _set_beside(result: dict[str, Any], alone: Mapping[str, Any]) -> None:
     by_name = {device["name"]: device for device in alone["devices"]}
     for device in result["devices"]:
         device["accuracy_alone"] = by_name[device["name"]]["accuracy"]
-    result["baseline"] = {"split": "isolated", "seconds": alone["seconds"]}
+    result["baseline"] = {key: alone[key] for key in ("split", "seconds", "wall_seconds")}

@@ -145,12 +145,12 @@ def _shared_out(job: Job, dataset: Dataset, fleet: Fleet) -> list[Examples]:
         alpha=job.data.alpha,
         classes_per_device=job.data.classes_per_device,
     )
-    return [
-        dataset.train.take(
-            train_validation(share, labels, numpy_generator(job.seed, device.name, "validation"))[0]
-        )
-        for device, share in zip(fleet.devices, shares, strict=True)
-    ]
+    parts = []
+    for device, share in zip(fleet.devices, shares, strict=True):
+        rng = numpy_generator(job.seed, device.name, "validation")
+        train, _ = train_validation(share, labels, rng, job.data.validation)
+        parts.append(dataset.train.take(train))
+    return parts
 
 
 def _member(setting: _Setting, phase: LocalPhase) -> Member:

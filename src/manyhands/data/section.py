@@ -36,6 +36,7 @@ class DataSection(Section):
         shares: How examples are dealt out; the size of a share is the device's.
         alpha: Of the Dirichlet distribution; the smaller, the more unlike the devices.
         classes_per_device: For ``by_class``; without it, as few as cover every class.
+        validation: The part of its own examples that each device keeps for validation.
         labels: For cifar100: its 100 fine or its 20 coarse classes.
         words: For speech_commands: these words, in this order; without it, all there are.
         side: For images: height and width to which they are cut and scaled.
@@ -51,6 +52,7 @@ class DataSection(Section):
     shares: Literal["iid", "dirichlet", "by_class"] = "iid"
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     classes_per_device: int | None = Field(default=None, gt=0)
+    validation: float = Field(default=0.2, ge=0, lt=1)
     labels: Literal["fine", "coarse"] = "fine"
     words: tuple[str, ...] | None = Field(default=None, min_length=2)
     side: int = Field(default=32, ge=4, le=4096)

@@ -72,27 +72,31 @@ def plan_shares(
     return _by_owner(_deal(label, counts, rng), len(sizes))
 
 
-def train_validation(indices: Array, labels: Array | None, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Splits one device's examples 80/20.
+def train_validation(
+    indices: Array, labels: Array | None, rng: np.random.Generator, fraction: float = VALIDATION_FRACTION
+) -> tuple[Array, Array]:
+    """Splits one device's examples, 80/20 unless told otherwise.
 
     Args:
         indices: The examples of the device, as `plan_shares` gives them.
         labels: The labels of *all* examples (`indices` point into them), to keep the balance of
             classes in both parts; None for a plain random split.
         rng: The only source of chance.
+        fraction: The part to validate with; 0 for none.
 
     Returns:
-        Indices to train on and to validate with, ascending, both nonempty when there are two or more.
+        Indices to train on and to validate with, ascending. Both are nonempty when there are two examples or
+        more and `fraction` is not 0.
     """
     indices = np.asarray(indices)
     count = len(indices)
-    if count < FEWEST:
+    if count < FEWEST or fraction == 0:
         return indices.copy(), indices[:0].copy()
     order = rng.permutation(count)
     if labels is not None:
         order = order[np.argsort(np.asarray(labels)[indices[order]], kind="stable")]
     # Evenly spaced picks from the examples in order of class: each class gives its fifth.
-    num_validation = max(1, round(count * VALIDATION_FRACTION))
+    num_validation = min(max(1, round(count * fraction)), count - 1)
     picks = ((np.arange(num_validation) + rng.random()) * count / num_validation).astype(np.int64)
     chosen = np.zeros(count, bool)
     chosen[order[np.minimum(picks, count - 1)]] = True

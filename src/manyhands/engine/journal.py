@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from pydantic_core import to_json
+
 from manyhands.errors import ReplayDiverged
 from manyhands.hand import Facts, Outcome
 
@@ -81,4 +83,4 @@ class Journal:
 
 
 def _line(event: dict[str, Any]) -> str:
-    return json.dumps(event, separators=(",", ":"), allow_nan=False)
+    return to_json(event, inf_nan_mode="null").decode()

@@ -103,7 +103,7 @@ class SimulatedHand:
         return await self._simulation.compute(self, work)
 
     async def send(self, peer: str, message: Message) -> None:
-        self._simulation.send(self, peer, replace(message, sender=self._name))
+        self._simulation.send(self, peer, message)
 
     async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
         for message in self._mailbox:
@@ -317,6 +317,7 @@ class Simulation:
         """Puts a message on its way, through the faults that meet it."""
         if peer not in self.hands:
             raise RunError(f"{hand.name} sends a message to {peer!r}, who takes no part in this job")
+        message = Message(message.kind, message.round, message.facts, message.blocks, hand.name)
         now, receiver = self.loop.time(), self.hands[peer]
         self._num_messages += 1
         local = hand.host == receiver.host

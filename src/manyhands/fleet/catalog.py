@@ -21,8 +21,20 @@ WIRED_LATENCY = (
     "estimate: a quarter of a 0.4 ms round trip between two hosts on one switch (two ends, two ways)"
 )
 WIRELESS_LATENCY = "estimate: half of a 5 ms round trip to the access point of a home network"
-GIGABIT = "maker's specification: Gigabit Ethernet; 94 % of the line rate is left for TCP payload"
-PI_POWER = "measured by J. Geerling, Raspberry Pi Dramble, 'Power consumption benchmarks'"
+PAYLOAD = "94 % is left for TCP payload (1448 of 1538 bytes of a frame)"
+PI_BOARDS = "Raspberry Pi documentation, 'Raspberry Pi hardware', flagship series"
+PI_CHIPS = "Raspberry Pi documentation, 'Processors'"
+PI_POWER = (
+    "Raspberry Pi documentation, 'Power supply', typical power requirements (an edition before the "
+    "Raspberry Pi 5; monitor, keyboard and mouse connected)"
+)
+SBC_REVIEWS = "J. Geerling, github.com/geerlingguy/sbc-reviews"
+NANO_BOARD = "Yahboom, github.com/YahboomTechnology/Jetson-NANO-4GB (a seller of the board)"
+NANO_POWER = "NVIDIA's guide to power management of the Jetson Nano, read in a copy at xiaopingtou.net"
+ORIN_SHEET = (
+    "NVIDIA, datasheet of the Jetson Orin Nano modules, read in a copy on Scribd ('Orin Nano Datasheet')"
+)
+TITAN_SHEET = "GameRevolution, 'The Nvidia TITAN Xp is now the world's most powerful graphics card'"
 TESTBED = "Han et al., doi:10.1109/TPDS.2020.3046440, section 4.1"
 
 
@@ -41,7 +53,8 @@ class Kind:
         latency_s: One way, of the device's own link.
         active_watts: While training.
         idle_watts: While waiting.
-        sources: For each figure, a source, or "estimate: " and the reasoning.
+        sources: For each figure, a source, or "estimate: " and the reasoning; a part of it that is commonly
+            stated, but for which no source was found, says so.
         torch_device: Where the arithmetic runs; a simulator computes on the machine it runs on.
     """
 
@@ -67,17 +80,17 @@ _KINDS = (
         memory_bytes=int(0.75 * GIB),
         bandwidth_bps=94e6,
         latency_s=0.0001,
-        active_watts=3.7,
-        idle_watts=1.4,
+        active_watts=4.3,
+        idle_watts=1.5,
         sources={
             "flops": "estimate: 6 % of a peak of 38 GFLOP/s (4 Cortex-A53 x 1.2 GHz x 8 per cycle); "
             "in-order cores, slow memory, and heat lowers the clock",
-            "cores": "maker's specification (BCM2837)",
-            "memory_bytes": "maker's specification: 1 GiB, less 0.25 GiB for the system (estimate)",
-            "bandwidth_bps": "maker's specification: 100 Mbit/s Ethernet; 94 % is left for TCP payload",
+            "cores": f"{PI_CHIPS}, BCM2837: four Cortex-A53 at 1.2 GHz",
+            "memory_bytes": f"{PI_BOARDS}: 1 GB, less 0.25 for the system (estimate)",
+            "bandwidth_bps": f"{PI_BOARDS}: Ethernet of 100 Mb/s; {PAYLOAD}",
             "latency_s": WIRED_LATENCY,
-            "active_watts": f"{PI_POWER}: 730 mA with four busy cores",
-            "idle_watts": f"{PI_POWER}: 260 mA",
+            "active_watts": f"{PI_POWER}: 0.85 A on average under stress, at 5.1 V",
+            "idle_watts": f"{PI_POWER}: 0.30 A when idle, at 5.1 V",
         },
     ),
     Kind(
@@ -88,17 +101,18 @@ _KINDS = (
         memory_bytes=int(3.5 * GIB),
         bandwidth_bps=940e6,
         latency_s=0.0001,
-        active_watts=6.4,
-        idle_watts=2.7,
+        active_watts=6.1,
+        idle_watts=3.1,
         sources={
             "flops": "estimate: 15 % of a peak of 48 GFLOP/s (4 Cortex-A72 x 1.5 GHz x 8 per cycle); below "
-            "the 8 GFLOP/s that B. Feiereisen (2022) measured with Linpack in double precision",
-            "cores": "maker's specification (BCM2711)",
-            "memory_bytes": "maker's specification: 4 GiB, less 0.5 GiB for the system (estimate)",
-            "bandwidth_bps": GIGABIT,
+            "the 11.8 GFLOP/s of Linpack in double precision on a board at 1.8 GHz (7.2 W x "
+            f"1.64 GFLOP/s per W, {SBC_REVIEWS}, issue 4)",
+            "cores": f"{PI_CHIPS}, BCM2711: four Cortex-A72 at 1.5 GHz (later boards run at 1.8 GHz)",
+            "memory_bytes": f"{PI_BOARDS}: 4 GB, less 0.5 for the system (estimate)",
+            "bandwidth_bps": f"{PI_BOARDS}: Gigabit Ethernet; {PAYLOAD}",
             "latency_s": WIRED_LATENCY,
-            "active_watts": f"{PI_POWER}: 1280 mA with four busy cores",
-            "idle_watts": f"{PI_POWER}: 540 mA",
+            "active_watts": f"{PI_POWER}: 1.2 A on average under stress, at 5.1 V",
+            "idle_watts": f"{PI_POWER}: 0.6 A when idle, at 5.1 V",
         },
     ),
     Kind(
@@ -109,18 +123,19 @@ _KINDS = (
         memory_bytes=int(7.5 * GIB),
         bandwidth_bps=940e6,
         latency_s=0.0001,
-        active_watts=8.0,
+        active_watts=9.0,
         idle_watts=3.0,
         sources={
             "flops": "estimate: 15 % of a peak of 154 GFLOP/s (4 Cortex-A76 x 2.4 GHz x 16 per cycle), "
             "the fraction of the Raspberry Pi 4",
-            "cores": "maker's specification (BCM2712)",
-            "memory_bytes": "maker's specification: 8 GiB, less 0.5 GiB for the system (estimate)",
-            "bandwidth_bps": GIGABIT,
+            "cores": f"{PI_CHIPS}, BCM2712: four Cortex-A76 at 2.4 GHz",
+            "memory_bytes": f"{PI_BOARDS}: 8 GB, less 0.5 for the system (estimate)",
+            "bandwidth_bps": f"{PI_BOARDS}: Gigabit Ethernet; {PAYLOAD}",
             "latency_s": WIRED_LATENCY,
-            "active_watts": "estimate: a quarter above the Raspberry Pi 4's 6.4 W; "
-            "the maker's 25 W supply is sized for peripherals too",
-            "idle_watts": "estimate: a little above the Raspberry Pi 4's 2.7 W",
+            "active_watts": "estimate: as the Raspberry Pi 500, of the same processor and memory, under "
+            f"stress-ng ({SBC_REVIEWS}, issue 60)",
+            "idle_watts": "U-Labs, 'So verbraucht der Raspberry Pi 5 ausgeschaltet bis zu 180x weniger "
+            "Strom': about 3 W when idle",
         },
     ),
     Kind(
@@ -134,13 +149,14 @@ _KINDS = (
         active_watts=10.0,
         idle_watts=2.0,
         sources={
-            "flops": "estimate: 20 % of a peak of 236 GFLOP/s (128 CUDA cores x 0.92 GHz x 2; the maker's "
-            "472 GFLOP/s is in half precision)",
-            "cores": "maker's specification (4 Cortex-A57)",
-            "memory_bytes": "maker's specification: 4 GiB shared by processor and GPU, less 1 GiB (estimate)",
-            "bandwidth_bps": GIGABIT,
+            "flops": "estimate: 20 % of a peak of 236 GFLOP/s (128 CUDA cores x 0.92 GHz x 2; the printed "
+            f"472 GFLOP/s is twice that, in half precision); cores from {NANO_BOARD}, "
+            f"clock from {NANO_POWER}",
+            "cores": f"{NANO_BOARD}: quad-core Cortex-A57",
+            "memory_bytes": f"{NANO_BOARD}: 4 GB, shared by processor and GPU, less 1 (estimate)",
+            "bandwidth_bps": f"{NANO_BOARD}: Gigabit Ethernet; {PAYLOAD}",
             "latency_s": WIRED_LATENCY,
-            "active_watts": "maker's specification: power mode of 10 W",
+            "active_watts": f"{NANO_POWER}: the default mode has a budget of 10 W",
             "idle_watts": "estimate: a fifth of the 10 W mode",
         },
     ),
@@ -155,15 +171,18 @@ _KINDS = (
         active_watts=15.0,
         idle_watts=5.0,
         sources={
-            "flops": "estimate: 20 % of a peak of 1.28 TFLOP/s (1024 CUDA cores x 625 MHz x 2, from the "
-            "module's datasheet); Tensor cores not counted",
-            "cores": "module's datasheet (6 Cortex-A78AE)",
-            "memory_bytes": "module's datasheet: 8 GiB shared by processor and GPU, less 1.5 GiB (estimate)",
-            "bandwidth_bps": GIGABIT,
+            "flops": "estimate: 20 % of a peak of 1.28 TFLOP/s (1024 CUDA cores x 625 MHz x 2, from "
+            f"{ORIN_SHEET}); Tensor cores and the faster modes of later firmware not counted",
+            "cores": f"{ORIN_SHEET}: six-core Cortex-A78AE",
+            "memory_bytes": f"{ORIN_SHEET}: 8 GB, shared by processor and GPU, less 1.5 (estimate)",
+            "bandwidth_bps": "Gigabit Ethernet on the developer kit: commonly stated, no source found; "
+            f"{PAYLOAD}",
             "latency_s": WIRED_LATENCY,
-            "active_watts": "maker's specification: power mode of 15 W",
-            "idle_watts": "estimate: twice the 2.6 W that a user of the maker's forum measured on a board "
-            "with most parts switched off",
+            "active_watts": "AI Hardware Engineer Roadmap, 'Jetson Orin Nano 8GB -- Power Management, "
+            "Thermal Design, and Energy Optimization': mode of 15 W, with six cores and the GPU at 625 MHz",
+            "idle_watts": "estimate: twice the 2.6 W that a user measured on a board with most parts "
+            "switched off (NVIDIA developer forums, 'Jetson Orin Nano 8GB - Lowest Theoretical Operating "
+            "Power Consumption')",
         },
     ),
     Kind(
@@ -241,12 +260,13 @@ _KINDS = (
         idle_watts=70.0,
         sources={
             "flops": "estimate: 25 % of a peak of 1.21 TFLOP/s (18 cores x 2.1 GHz x 32 per cycle), "
-            "the fraction of the laptop",
+            "the fraction of the laptop; the clock is commonly stated, no source found",
             "cores": TESTBED,
             "memory_bytes": f"{TESTBED}: 256 GB, less 16 GB for the system (estimate)",
             "bandwidth_bps": "estimate: Gigabit Ethernet (the paper names none), 94 % of it as TCP payload",
             "latency_s": WIRED_LATENCY,
-            "active_watts": "estimate: maker's thermal design power of 120 W, and 60 W for the rest",
+            "active_watts": "estimate: a thermal design power of 120 W (commonly stated, no source found), "
+            "and 60 W for the rest",
             "idle_watts": "estimate: four tenths of the active power",
         },
     ),
@@ -261,13 +281,13 @@ _KINDS = (
         active_watts=350.0,
         idle_watts=70.0,
         sources={
-            "flops": "estimate: 40 % of a peak of 12.15 TFLOP/s (3840 CUDA cores x 1.58 GHz x 2); large "
-            "networks reach about half, small ones less",
+            "flops": "estimate: 40 % of a peak of 12.15 TFLOP/s (3840 CUDA cores x 1.582 GHz x 2, from "
+            f"{TITAN_SHEET}); large networks reach about half, small ones less",
             "cores": f"{TESTBED}: 12, which counts the threads of 6 cores",
             "memory_bytes": f"{TESTBED}: 12 GB on the graphics card, which trains; the host has 64 GB",
             "bandwidth_bps": "estimate: Gigabit Ethernet (the paper names none), 94 % of it as TCP payload",
             "latency_s": WIRED_LATENCY,
-            "active_watts": "estimate: maker's 250 W for the card, and 100 W for the host",
+            "active_watts": f"estimate: 250 W for the card ({TITAN_SHEET}), and 100 W for the host",
             "idle_watts": "estimate: a fifth of the active power",
         },
     ),
@@ -283,12 +303,15 @@ _KINDS = (
         idle_watts=120.0,
         sources={
             "flops": "estimate: 1.22 x the TITAN Xp, the ratio Lambda measured over several networks in 32 "
-            "bits ('RTX 2080 Ti Deep Learning Benchmarks with TensorFlow'), 44 % of the peak",
+            "bits ('RTX 2080 Ti Deep Learning Benchmarks with TensorFlow'); 44 % of the peak of 13.45 "
+            "TFLOP/s (4352 CUDA cores x 1.545 GHz x 2, from bit-tech, 'Nvidia's Turing Architecture "
+            "Explained')",
             "cores": f"{TESTBED}: 88, which counts the threads of two processors with 22 cores each",
             "memory_bytes": f"{TESTBED}: 11 GB on the graphics card, which trains; the host has 512 GB",
             "bandwidth_bps": "estimate: Gigabit Ethernet (the paper names none), 94 % of it as TCP payload",
             "latency_s": WIRED_LATENCY,
-            "active_watts": "estimate: maker's 250 W for the card, and 150 W for a host that mostly feeds it",
+            "active_watts": "estimate: 250 W for the card (commonly stated, no source found), and 150 W for "
+            "a host that mostly feeds it",
             "idle_watts": "estimate: two large processors, 512 GB of memory and the card at rest",
         },
     ),

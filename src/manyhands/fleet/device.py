@@ -101,6 +101,8 @@ class Fleet:
 
     def path(self, a: str, b: str) -> tuple[str, ...]:
         """A shortest route from `a` to `b`, both included; the way back is the same way."""
+        if (a, b) in self._linked:
+            return a, b
         first, last = sorted((self._index[a], self._index[b]))
         if first not in self._parents:
             self._parents[first] = self._search(first)
@@ -123,6 +125,10 @@ class Fleet:
             adjacent[i].append(j)
             adjacent[j].append(i)
         return [sorted(row) for row in adjacent]
+
+    @cached_property
+    def _linked(self) -> frozenset[tuple[str, str]]:
+        return frozenset(pair for link in self.links for pair in ((link.a, link.b), (link.b, link.a)))
 
     @cached_property
     def _parents(self) -> dict[int, array[int]]:

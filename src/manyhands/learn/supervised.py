@@ -164,15 +164,17 @@ class LocalPhase:
         loss_of = getattr(module, "loss", None) or F.cross_entropy
         losses, seen = torch.zeros((), device=self.torch_device), 0
         draws = torch_generator(self.seed, self.device, number, "dropout", device=self.torch_device)
-        with own_randomness(draws):
-            for x, y in self._batches(number, memory_format):
-                loss = loss_of(module(x), y)
-                loss.backward()
-                step(self.section, parameters, slots, num_steps)
-                module.zero_grad(set_to_none=True)
-                losses += loss.detach() * len(x)
-                seen += len(x)
-                num_steps += 1
+        for x, y in self._batches(number, memory_format):
+            with own_randomness(draws):
+                outputs = module(x)
+            loss = loss_of(outputs, y)
+            loss.backward()
+            step(self.section, parameters, slots, num_steps)
+            for parameter in parameters:
+                parameter.grad = None
+            losses += loss.detach() * len(x)
+            seen += len(x)
+            num_steps += 1
         trained = {name: _owned(tensor) for name, tensor in module.state_dict().items()}
         mean = float(losses) / max(seen, 1)
         facts = {"examples": seen, "num_steps": num_steps, "loss": mean if math.isfinite(mean) else None}
