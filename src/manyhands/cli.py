@@ -72,8 +72,8 @@ def train(
     wanted = _read_job(job, changes, seed)
     folder = _new_folder(out, wanted.name)
     console = _console(quiet or as_json)
-    with _watching(console) as watch:
-        result = run_train(wanted, folder, watch)
+    with _watching(console) as table:
+        result = run_train(wanted, folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
 
@@ -100,8 +100,8 @@ def compare(
         raise JobError("--splits", splits, f"must name at least one split of {', '.join(SPLITS)}")
     folder = _new_folder(out, f"{wanted.name}-compare")
     console = _console(quiet or as_json)
-    with _watching(console) as watch:
-        results = run_compare(wanted, names, folder, watch)
+    with _watching(console) as table:
+        results = run_compare(wanted, names, folder, table, table and table.reading)
     plot = save_compare_png(results, folder)
     write_compare_page(results, folder / "report.html")
     if as_json:
@@ -123,8 +123,8 @@ def resume(
     console = _console(quiet or as_json)
     if RunFolder(folder).load_result() is not None:
         console.print(f"{escape(str(folder))} is finished; this is its result.")
-    with _watching(console) as watch:
-        result = run_resume(folder, watch)
+    with _watching(console) as table:
+        result = run_resume(folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
 

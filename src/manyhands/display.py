@@ -24,11 +24,12 @@ MAX_ROWS = 12
 
 
 class LiveTable:
-    """Shows a run while it goes on; usable as the `watch` of `run`."""
+    """Shows a run while it goes on; usable as the `watch` of `train`."""
 
     def __init__(self, console: Console) -> None:
         self._live = Live(console=console, refresh_per_second=8, transient=True)
         self._what: tuple[str, Job, Tally] | None = None
+        self._reading = "preparing: data, fleet, networks ..."
 
     def __enter__(self) -> LiveTable:
         self._live.get_renderable = self._render  # type: ignore[method-assign]  # drawn when shown, not when told
@@ -44,9 +45,13 @@ class LiveTable:
         """Takes note; the table draws itself at its own pace."""
         self._what = (split, job, tally)
 
+    def reading(self, what: str, done: int, total: int | None) -> None:
+        """Takes note of how far the data is read; usable as the `progress` of `train`."""
+        self._reading = f"{what}: {done / total:.0%}" if total else f"{what}: {done:,}"
+
     def _render(self) -> RenderableType:
         if self._what is None:
-            return Text("preparing: data, fleet, networks ...", style="dim")
+            return Text(self._reading, style="dim")
         split, job, tally = self._what
         total = job.exchange.rounds
         done = tally.round or min((d.rounds for d in tally.devices.values()), default=0)

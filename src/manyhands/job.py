@@ -102,20 +102,16 @@ def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise JobError("job file", str(path), f"cannot be read as TOML: {error}") from error
     said.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-") or "job")
-    job = _validated(said, changes, seed)
-    if job.data.path is not None and not job.data.path.is_absolute():
-        at = (path.parent / job.data.path.expanduser()).resolve()
-        job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
-    return job
+    return _validated(said, changes, seed, path.parent)
 
 
 def quick_start(changes: Sequence[str] = (), seed: int | None = None) -> Job:
     """The built-in job: handwritten digits on five unlike devices."""
     text = resources.files("manyhands").joinpath("quickstart.toml").read_text(encoding="utf-8")
-    return _validated(tomllib.loads(text), changes, seed)
+    return _validated(tomllib.loads(text), changes, seed, Path())
 
 
-def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -> Job:
+def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None, folder: Path) -> Job:
     for change in changes:
         _apply(said, change)
     if seed is not None:
@@ -126,6 +122,9 @@ def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -
         raise _explained(error) from None
     if job.split.by not in SPLITS:
         raise JobError("split.by", job.split.by, f"there is no such split; choose one of {', '.join(SPLITS)}")
+    if job.data.path is not None:
+        at = (folder / job.data.path.expanduser()).resolve()
+        job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
     return job
 
 
@@ -169,6 +168,17 @@ def _explained(error: ValidationError) -> JobError:
         close = difflib.get_close_matches(str(where[-1]), keys, 1)
         hint = f"; did you mean {close[0]}?" if close else ""
         return JobError(key, value, f"there is no such key{hint} (there are {', '.join(keys)})")
+    if first["type"] == "union_tag_not_found":
+        return JobError(f"{key}.kind", None, f"is missing; choose one of {', '.join(_FAULT_KINDS)}")
+    if first["type"] == "union_tag_invalid":
+        expected = f"there is no such kind of fault; choose one of {', '.join(_FAULT_KINDS)}"
+        return JobError(f"{key}.kind", first["ctx"]["tag"], expected)
+    if first["type"] == "too_short":
+        message = f"must have at least {first['ctx']['min_length']} entries"
+    elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        message = "must be a table"
+    elif first["type"] == "string_pattern_mismatch":
+        message = "may have letters, digits, '.', '_' and '-', and begins with a letter or a digit"
     if isinstance(value, dict):
         value = None
     return JobError(key or "job", value, message[0].lower() + message[1:])
@@ -199,7 +209,7 @@ def _tables_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def _without_none(value: Any) -> Any:
-    """TOML has no null: what is None is left out. Infinity, which JSON lacks, is left out too."""
+    """TOML has no null: what is None is left out."""
     if isinstance(value, dict):
         return {k: _without_none(v) for k, v in value.items() if v is not None}
     if isinstance(value, list):

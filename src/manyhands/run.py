@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.blocks import Weights
-from manyhands.data import load
+from manyhands.data import Progress, load
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.clock import wall_seconds
 from manyhands.engine.cores import Cores
-from manyhands.engine.faults import Faults
+from manyhands.engine.faults import Faults, Partition, SlowDown
 from manyhands.engine.simulate import Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.member import Replica
@@ -38,8 +38,12 @@ Watch = Callable[[str, Job, Tally, Facts | None], None]
 """Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
 
 
-def train(job: Job, out: Path, watch: Watch | None = None) -> dict[str, Any]:
+def train(
+    job: Job, out: Path, watch: Watch | None = None, progress: Progress | None = None
+) -> dict[str, Any]:
     """Runs a job in a folder, or goes on with it, and returns its result.
+
+    `watch` is told of every event, `progress` how far reading the data is.
 
     With `run.alone` each device is also trained by itself, in ``OUT/alone``, so that the result says what
     taking part was worth to it.
@@ -49,8 +53,12 @@ def train(job: Job, out: Path, watch: Watch | None = None) -> dict[str, Any]:
     if finished is not None:
         return finished
     folder.begin(job.to_toml())
-    alone = train(_alone(job), out / "alone", watch) if job.run.alone and job.split.by != "isolated" else None
-    result, models = _train(job, folder, watch)
+    alone = (
+        train(_alone(job), out / "alone", watch, progress)
+        if job.run.alone and job.split.by != "isolated"
+        else None
+    )
+    result, models = _train(job, folder, watch, progress)
     if alone is not None:
         _set_beside(result, alone)
     if job.run.save_models:
@@ -62,30 +70,34 @@ def train(job: Job, out: Path, watch: Watch | None = None) -> dict[str, Any]:
     return result
 
 
-def resume(out: Path, watch: Watch | None = None) -> dict[str, Any]:
+def resume(out: Path, watch: Watch | None = None, progress: Progress | None = None) -> dict[str, Any]:
     """Goes on with a run that was killed."""
     folder = RunFolder(out)
     if not folder.is_run:
         raise JobError("RUN", str(out), "is not a run folder: it has no job.toml")
-    return train(load_job(folder.job), out, watch)
+    return train(load_job(folder.job), out, watch, progress)
 
 
-def compare(job: Job, splits: list[str], out: Path, watch: Watch | None = None) -> dict[str, dict[str, Any]]:
+def compare(
+    job: Job, splits: list[str], out: Path, watch: Watch | None = None, progress: Progress | None = None
+) -> dict[str, dict[str, Any]]:
     """Runs the same job under several splits, each in a folder of its own."""
-    return {split: train(job.split_by(split), out / split, watch) for split in splits}
+    return {split: train(job.split_by(split), out / split, watch, progress) for split in splits}
 
 
-def _train(job: Job, folder: RunFolder, watch: Watch | None) -> tuple[dict[str, Any], dict[str, Weights]]:
+def _train(
+    job: Job, folder: RunFolder, watch: Watch | None, progress: Progress | None
+) -> tuple[dict[str, Any], dict[str, Weights]]:
     """One run of the engine: the pipeline itself."""
     started = wall_seconds()
-    dataset = load(job.data, seed=job.seed)
+    dataset = load(job.data, seed=job.seed, progress=progress)
     fleet = make_fleet(job.fleet, seed=job.seed)
     networks, library = offered_networks(job, dataset)
     split = SPLITS[job.split.by](fleet, networks)
     team = make_team(job, dataset, fleet, split, library)
     tally = Tally(team.hosts)
     ends = _simulate(job, fleet, team, folder, tally, watch)
-    result = _result(job, fleet, team, tally, wall_seconds() - started)
+    result = _result(job, dataset.name, fleet, team, tally, wall_seconds() - started)
     return result, _models(team, ends)
 
 
@@ -128,19 +140,20 @@ def _simulate(
 
 
 def _check_faults(job: Job, team: Team) -> None:
-    """A fault must name hands that there are."""
-    known = {*team.hosts, *team.hosts.values()}
+    """A fault must name who there is: a device or, for what meets single hands, the coordinator."""
+    devices = sorted(set(team.hosts.values()))
     for index, fault in enumerate(job.fault):
         groups = getattr(fault, "groups", ())
+        known = devices if isinstance(fault, Partition | SlowDown) else [*devices, *team.hosts]
         for name in (getattr(fault, "device", None), *(name for group in groups for name in group)):
             if name is not None and name not in known:
                 key = f"fault[{index}].{'groups' if groups else 'device'}"
-                raise JobError(
-                    key, name, f"there is no such device; choose one of {', '.join(sorted(known)[:10])}"
-                )
+                raise JobError(key, name, f"there is no such device; choose one of {', '.join(devices[:10])}")
 
 
-def _result(job: Job, fleet: Fleet, team: Team, tally: Tally, seconds: float) -> dict[str, Any]:
+def _result(
+    job: Job, dataset_name: str, fleet: Fleet, team: Team, tally: Tally, wall: float
+) -> dict[str, Any]:
     """The contract of result.json."""
     last = tally.curve[-1] if tally.curve else None
     return {
@@ -151,13 +164,12 @@ def _result(job: Job, fleet: Fleet, team: Team, tally: Tally, seconds: float) ->
         "engine": "simulate",
         "split": job.split.by,
         "model": job.model.name,
-        "data": job.data.name,
+        "data": dataset_name,
         "seconds": tally.seconds,
-        "wall_seconds": seconds,
+        "wall_seconds": wall,
         "rounds": tally.round or max(d.rounds for d in tally.devices.values()),
         "merges": tally.merges,
         "accuracy": last["accuracy"] if last else None,
-        "accuracy_alone": None,
         "curve": tally.curve,
         "topology": {
             "nodes": [device.name for device in fleet.devices],

@@ -14,4 +14,4 @@ __all__ = ["Section"]
 class Section(BaseModel):
     """One table of a job file."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -100,6 +100,7 @@ def make_team(job: Job, dataset: Dataset, fleet: Fleet, split: Split, library: _
     """Seats every device, shares out the data, and binds the programs."""
     setting = _Setting(job, fleet, split, library, _Looker(dataset.test, job.run.evaluate_examples))
     for device in fleet.devices:
+        _check_torch_device(device)
         _check_memory(job, device, split.seats[device.name], library)
     phases = {}
     for device, train in zip(fleet.devices, _shared_out(job, dataset, fleet), strict=True):
@@ -119,6 +120,16 @@ def make_team(job: Job, dataset: Dataset, fleet: Fleet, split: Split, library: _
     statics = {name: _statics(setting, phase) for name, phase in phases.items()}
     host = _coordinator_host(job, fleet) if split.exchanges else None
     return Team(_participants(setting, members, phases, host), statics, members, host)
+
+
+def _check_torch_device(device: Device) -> None:
+    """What is not there must be said before anything is trained."""
+    try:
+        torch.empty(0, device=device.torch_device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        key = f"fleet.device {device.name}: torch_device"
+        raise JobError(key, device.torch_device, f"cannot be used here ({reason}); cpu always can") from error
 
 
 def _check_memory(job: Job, device: Device, seat: Seat, library: _Library) -> None:
@@ -159,7 +170,9 @@ def _member(setting: _Setting, phase: LocalPhase) -> Member:
 
     def evaluate(replica: Replica, blocks: Blocks) -> Work:
         settled = phase.settle(replica.weights, blocks)
-        return setting.looker.work(phase.architecture, lambda: settled.run().weights["replica"])
+        return setting.looker.work(
+            phase.architecture, lambda: settled.run().weights["replica"], phase.torch_device
+        )
 
     def settle(replica: Replica, blocks: Blocks) -> Work:
         return phase.settle(replica.weights, blocks)
@@ -226,12 +239,12 @@ def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str
         {name: tuple(seat.layout) for name, seat in split.seats.items()},
         _expected_s(setting, phases, blocks, host),
         {name: len(phase.train) for name, phase in phases.items()},
-        _look_at_merged(setting),
+        _look_at_merged(setting, host),
         job.run.evaluate_every,
     )
 
 
-def _look_at_merged(setting: _Setting) -> Callable[[Blocks], Work] | None:
+def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | None:
     """How to measure the merged blocks, where they make a network by themselves."""
     merged = setting.split.merged
     if merged is None:
@@ -240,7 +253,9 @@ def _look_at_merged(setting: _Setting) -> Callable[[Blocks], Work] | None:
 
     def look(blocks: Blocks) -> Work:
         own = {name: blocks[name] for name in merged.layout}
-        return setting.looker.work(architecture, lambda: Weights(absorb(first, merged.layout, own)))
+        return setting.looker.work(
+            architecture, lambda: Weights(absorb(first, merged.layout, own)), setting.fleet[host].torch_device
+        )
 
     return look
 
@@ -269,11 +284,11 @@ class _Looker:
         # Keeping the tensors keeps their identity from being given to others.
         self._known: dict[tuple[int, ...], tuple[Future[Outcome], tuple[torch.Tensor, ...]]] = {}
 
-    def work(self, architecture: Architecture, weights: Any) -> Work:
+    def work(self, architecture: Architecture, weights: Callable[[], Weights], torch_device: str) -> Work:
         """The work of looking at the weights that a function gives."""
-        return Work("evaluate", lambda: self._look(architecture, weights()))
+        return Work("evaluate", lambda: self._look(architecture, weights(), torch_device))
 
-    def _look(self, architecture: Architecture, weights: Weights) -> Outcome:
+    def _look(self, architecture: Architecture, weights: Weights, torch_device: str) -> Outcome:
         tensors = tuple(weights.values())
         key = tuple(map(id, tensors))
         with self._lock:
@@ -286,7 +301,7 @@ class _Looker:
         if known is not None:
             return replace(known[0].result())
         try:
-            future.set_result(Outcome(accuracy_of(architecture, weights, self._test)))
+            future.set_result(Outcome(accuracy_of(architecture, weights, self._test, torch_device)))
         except BaseException as error:
             future.set_exception(error)
             raise

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Fault, Faults
 from manyhands.engine.simulate import LEASE_S, Participant, Simulation
 from manyhands.errors import RunError
-from manyhands.fleet import Fleet
+from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import ENVELOPE_BYTES, Hand, Message, Outcome, Work
 
 MEGABYTE = Weights({"w": torch.zeros(250_000)})
@@ -264,3 +265,33 @@ def test_a_run_ends_with_its_programs_not_with_its_fault_script(fleet: Fleet) ->
     run = Run(fleet, {"a": sender(), "b": listener(1.0)}, [{"kind": "crash", "device": "a", "at_s": 1e6}])
     assert not run.of("crashed")
     assert run.events[-1]["seconds"] < 2
+
+
+def test_a_thousand_hands_live_in_one_process() -> None:
+    section = FleetSection(device=(DeviceSection(kind="raspberry-pi-4", count=1000),), topology="ring")
+    ring = make_fleet(section, seed=0)
+
+    async def program(hand: Hand) -> int:
+        for peer in hand.peers:
+            await hand.send(peer, Message("note"))
+        return sum([await hand.receive("note") is not None for _ in hand.peers])
+
+    participants = {n: Participant(program, n, ring.neighbours(n)) for n in ring.names}
+    heard = Simulation(ring, participants, lambda event, line: None, cores=Cores(0)).run()
+    assert set(heard.values()) == {2}
+    assert len(heard) == 1000
+
+
+def test_works_that_overlap_on_the_clock_overlap_on_the_cores(fleet: Fleet) -> None:
+    together = threading.Barrier(2, timeout=60)
+
+    async def program(hand: Hand) -> float:
+        # Each work waits for the other: run one after the other they would never end.
+        await hand.compute(Work("train", lambda: Outcome({"met": together.wait() >= 0}), flops=1e9))
+        return hand.seconds
+
+    participants = {name: Participant(program, name) for name in "ab"}
+    assert Simulation(fleet, participants, lambda event, line: None, cores=Cores(2)).run() == {
+        "a": 1.0,
+        "b": 1.0,
+    }

@@ -33,7 +33,7 @@ def job(**section: Any) -> Coordination:
 
 def update(sender: str, number: int = 0, attempt: int = 0, **blocks: float) -> Message:
     named = {name.replace("_", "/"): one(value) for name, value in blocks.items()}
-    return Message("update", number, {"attempt": attempt}, named, sender)
+    return Message("update", number, {"call": [attempt, number]}, named, sender)
 
 
 def run(hand: ScriptedHand, coordination: Coordination) -> dict[str, float]:
@@ -94,7 +94,7 @@ def test_a_doubled_update_counts_once() -> None:
 
 
 def test_what_is_not_finite_or_does_not_fit_is_refused_and_the_rest_go_on() -> None:
-    misfit = Message("update", 0, {"attempt": 0}, {"stem": Weights({"w": torch.zeros(3)})}, "b")
+    misfit = Message("update", 0, {"call": [0, 0]}, {"stem": Weights({"w": torch.zeros(3)})}, "b")
     hand = ScriptedHand(
         "coordinator", [update("a", stem=float("nan")), misfit, update("c", stem=2.0)], DEVICES
     )
@@ -123,11 +123,14 @@ def test_a_restarted_coordinator_goes_on_from_its_last_merge() -> None:
     hand = ScriptedHand("coordinator", [update("a", number=2, attempt=1, stem=9.0)], ("a",))
     hand.saved = Progress({"stem": one(1.0), "task/3": one(1.0)}, round=2)
     assert run(hand, job(rounds=3)) == {"stem": 9.0, "task/3": 1.0}
-    assert [(m.kind, m.round, m.facts["attempt"]) for _, m in hand.sent] == [("round", 2, 1), ("stop", 3, 1)]
+    assert [(m.kind, m.round, m.facts["call"]) for _, m in hand.sent] == [
+        ("round", 2, [1, 2]),
+        ("stop", 3, [1, 3]),
+    ]
 
 
 def test_asynchronous_answers_whoever_comes() -> None:
-    inbox = [update("c", 0, stem=10.0), update("c", 1, stem=10.0), update("a", 0, stem=0.0)]
+    inbox = [update("c", 3, stem=10.0), update("c", 4, stem=10.0), update("a", 1, stem=0.0)]
     hand = ScriptedHand("coordinator", inbox, DEVICES)
     coordination = job(mode="asynchronous", rounds=1, mix=0.5)
     got = run(hand, coordination)
@@ -137,7 +140,7 @@ def test_asynchronous_answers_whoever_comes() -> None:
 
 
 def test_staleness_discounts_old_updates() -> None:
-    inbox = [update("c", 0, stem=10.0), update("c", 1, stem=10.0), update("a", 0, stem=0.0)]
+    inbox = [update("c", 3, stem=10.0), update("c", 4, stem=10.0), update("a", 1, stem=0.0)]
     got = run(ScriptedHand("coordinator", inbox, DEVICES), job(mode="asynchronous", mix=0.5, staleness=1.0))
     assert got["stem"] == pytest.approx(10 * (1 - 0.15 / 3))  # two merges happened since a was called
 
@@ -155,7 +158,7 @@ def test_asynchronous_calls_again_when_an_answer_is_overdue() -> None:
                 return None
             return await super().receive(*kinds, timeout_s=timeout_s)
 
-    hand = Patient("coordinator", [update(name, 0, stem=1.0) for name in DEVICES], DEVICES)
+    hand = Patient("coordinator", [update(name, 4 + k, stem=1.0) for k, name in enumerate(DEVICES)], DEVICES)
     run(hand, job(mode="asynchronous"))
     assert [p for p, m in hand.sent if m.kind == "round"][:6] == ["a", "b", "c", "a", "b", "c"]
     assert len(events(hand, "missed")) == 3

@@ -43,7 +43,7 @@ def one(value: float) -> Weights:
 
 
 def call(number: int, value: float, attempt: int = 0, kind: str = "round") -> Message:
-    return Message(kind, number, {"attempt": attempt}, {"model": one(value)}, sender="coordinator")
+    return Message(kind, number, {"call": [attempt, number]}, {"model": one(value)}, sender="coordinator")
 
 
 def test_a_device_answers_each_round_and_ends_with_the_final_blocks() -> None:
@@ -72,7 +72,7 @@ def test_a_doubled_or_overtaken_call_is_not_answered_again() -> None:
     calls = [call(1, 1.0), call(1, 1.0), call(0, 0.0), call(1, 5.0, attempt=1), call(2, 2.0, attempt=1)]
     hand = Slow("pi", [*calls, call(3, 0.0, kind="stop")])
     asyncio.run(take_part(hand, member(), 4, 0))
-    assert [(m.facts["attempt"], m.round) for _, m in hand.sent] == [(0, 1), (1, 1), (1, 2)]
+    assert [m.facts["call"] for _, m in hand.sent] == [[0, 1], [1, 1], [1, 2]]
 
 
 def test_a_restarted_device_goes_on_with_what_it_saved() -> None:

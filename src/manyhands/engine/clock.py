@@ -95,7 +95,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # What asyncio's tasks, futures and timeouts ask of a loop.
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)

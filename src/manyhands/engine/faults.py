@@ -33,20 +33,20 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 class _Span(Section):
-    """A fault that lasts from one moment to another."""
+    """A fault that lasts from one moment to another, or for ever."""
 
     from_s: NonNegativeFloat = 0.0
-    until_s: PositiveFloat = math.inf
+    until_s: PositiveFloat | None = None
 
     @model_validator(mode="after")
     def _ordered(self) -> _Span:
-        if self.until_s <= self.from_s:
+        if self.until_s is not None and self.until_s <= self.from_s:
             raise ValueError(f"until_s must come after from_s = {self.from_s}")
         return self
 
     def active(self, seconds: float) -> bool:
         """Whether the fault lasts at this moment."""
-        return self.from_s <= seconds < self.until_s
+        return self.from_s <= seconds and (self.until_s is None or seconds < self.until_s)
 
 
 class _OnMessages(_Span):
@@ -119,6 +119,13 @@ class Partition(_Span):
     kind: Literal["partition"]
     groups: tuple[tuple[str, ...], ...] = Field(min_length=2)
 
+    @model_validator(mode="after")
+    def _disjoint(self) -> Partition:
+        names = [name for group in self.groups for name in group]
+        if len(set(names)) < len(names):
+            raise ValueError("groups must not name a device twice")
+        return self
+
     def cuts(self, a: str, b: str) -> bool:
         """Whether the two are in different groups."""
         group = {name: number for number, names in enumerate(self.groups) for name in names}
@@ -171,7 +178,7 @@ def finish_time(start_s: float, work_s: float, slow_downs: Sequence[SlowDown]) -
     Slow-downs that overlap multiply. Pure: numbers in, a number out.
     """
     now, left = start_s, work_s
-    edges = sorted({edge for s in slow_downs for edge in (s.from_s, s.until_s) if edge > start_s})
+    edges = sorted({edge for s in slow_downs for edge in (s.from_s, s.until_s) if edge and edge > start_s})
     for edge in [*edges, math.inf]:
         factor = math.prod(s.factor for s in slow_downs if s.active(now))
         if now + left * factor <= edge:

@@ -419,7 +419,7 @@ class Simulation:
         ]
         for observer, peer in pairs:
             self.loop.call_at(partition.from_s + LEASE_S, self._notice_cut, observer, peer)
-            if partition.until_s < float("inf"):
+            if partition.until_s is not None:
                 self.loop.call_at(partition.until_s, self._heal, observer, peer)
 
     def _notice_cut(self, observer: SimulatedHand, peer: SimulatedHand) -> None:

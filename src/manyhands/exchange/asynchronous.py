@@ -7,7 +7,7 @@ started from an old version may count for less (`staleness`).
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,40 +18,48 @@ from manyhands.hand import Hand, Message, Outcome, Work
 __all__ = ["answer_each"]
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """A call that a device has not answered yet: its number, the version it was given, when it is overdue."""
+
+    call: list[int]
+    version: int
+    due_s: float
+
+
 async def answer_each(hand: Hand, job: Coordination, progress: Progress) -> Progress:
     """Merges as many updates as the synchronous coordinator would at most, in the order in which they come.
 
     A device whose call or answer was lost is called again when its answer is overdue.
     """
     goal = job.section.rounds * len(job.holds)
-    due_s: dict[str, float] = {}
-    versions = dict(progress.versions)
+    asked: dict[str, _Asked] = {}
+    num_calls = 0
 
     async def call(peer: str) -> None:
-        versions[peer] = progress.num_merged
-        due_s[peer] = hand.seconds + (job.section.deadline_s or job.section.slack * job.expected_s[peer])
-        facts = {"attempt": progress.attempt}
-        await hand.send(
-            peer, Message("round", progress.num_merged, facts, job.blocks_of(peer, progress.blocks))
-        )
+        nonlocal num_calls
+        num_calls += 1
+        limit_s = job.section.deadline_s or job.section.slack * job.expected_s[peer]
+        asked[peer] = _Asked([progress.attempt, num_calls], progress.num_merged, hand.seconds + limit_s)
+        blocks = job.blocks_of(peer, progress.blocks)
+        await hand.send(peer, Message("round", progress.round, {"call": asked[peer].call}, blocks))
 
     for peer in hand.peers:
         await call(peer)
     while progress.num_merged < goal:
-        timeout_s = max(min(due_s.values()) - hand.seconds, 0.0) if due_s else None
+        timeout_s = max(min(a.due_s for a in asked.values()) - hand.seconds, 0.0) if asked else None
         message = await hand.receive("update", "lost", "joined", timeout_s=timeout_s)
         if message is None:
-            for peer in [peer for peer, at_s in due_s.items() if at_s <= hand.seconds]:
+            for peer in [peer for peer, a in asked.items() if a.due_s <= hand.seconds]:
                 hand.report("missed", round=progress.round, peers=[peer])
-                # The same version again would look like a doubled message to the device.
-                progress = replace(progress, attempt=progress.attempt + 1)
                 await call(peer)
         elif message.kind == "lost":
-            due_s.pop(message.sender, None)
+            asked.pop(message.sender, None)
         elif message.kind == "joined":
             await call(message.sender)
-        elif message.round == versions.get(message.sender):
-            progress = await _merge_one(hand, job, replace(progress, versions=dict(versions)), message)
+        elif message.sender in asked and message.facts.get("call") == asked[message.sender].call:
+            age = progress.num_merged - asked.pop(message.sender).version
+            progress = await _merge_one(hand, job, progress, message, age)
             hand.save(progress)
             await call(message.sender)
         else:
@@ -59,22 +67,18 @@ async def answer_each(hand: Hand, job: Coordination, progress: Progress) -> Prog
     return progress
 
 
-async def _merge_one(hand: Hand, job: Coordination, progress: Progress, message: Message) -> Progress:
+async def _merge_one(
+    hand: Hand, job: Coordination, progress: Progress, message: Message, age: int
+) -> Progress:
     """Moves the blocks towards one device's update."""
-    peer, age = message.sender, progress.num_merged - message.round
     outcome = await hand.compute(_mix_work(job, progress, message, age))
-    if outcome.facts["refused"]:
-        hand.report("refused", peer=peer, round=message.round, reason=outcome.facts["refused"][peer])
-    before = progress.round
+    for peer, reason in outcome.facts["refused"].items():
+        hand.report("refused", peer=peer, round=message.round, reason=reason)
     num_merged = progress.num_merged + 1
-    done = replace(
-        progress,
-        blocks={**progress.blocks, **outcome.weights},
-        num_merged=num_merged,
-        round=num_merged // len(job.holds),
-    )
-    if done.round > before:
-        report_merge(hand, job, done, [peer])
+    blocks = {**progress.blocks, **outcome.weights}
+    done = replace(progress, blocks=blocks, num_merged=num_merged, round=num_merged // len(job.holds))
+    if done.round > progress.round:
+        report_merge(hand, job, done, [message.sender])
     return done
 
 

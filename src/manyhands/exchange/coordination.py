@@ -7,10 +7,10 @@ the algorithms of paper 001 exchange). Either way an accepted update is a full s
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from manyhands.errors import UpdateRefused
 from manyhands.exchange.member import Blocks
@@ -34,6 +34,16 @@ class ExchangeSection(Section):
     staleness: NonNegativeFloat = 0.0
     mix: float = Field(default=0.5, gt=0, le=1)
     merge: MergeSection = MergeSection()
+
+    @model_validator(mode="after")
+    def _fits_the_mode(self) -> ExchangeSection:
+        if self.mode == "asynchronous" and self.merge.rule != "mean":
+            raise ValueError(
+                f'merge.rule = "{self.merge.rule}" needs several updates at once: mode = "synchronous"'
+            )
+        if self.mode == "asynchronous" and self.fraction != 1:
+            raise ValueError('fraction is of a synchronous round: mode = "asynchronous" calls everybody')
+        return self
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,6 @@ class Progress:
     round: int = 0
     attempt: int = 0
     num_merged: int = 0
-    versions: Mapping[str, int] = field(default_factory=dict)
 
 
 def report_merge(hand: Hand, job: Coordination, done: Progress, merged: Sequence[str]) -> None:

@@ -21,7 +21,10 @@ async def coordinate(hand: Hand, job: Coordination) -> Blocks:
     progress = await run(hand, job, progress)
     for peer in hand.peers:
         final = Message(
-            "stop", progress.round, {"attempt": progress.attempt}, job.blocks_of(peer, progress.blocks)
+            "stop",
+            progress.round,
+            {"call": [progress.attempt, progress.round]},
+            job.blocks_of(peer, progress.blocks),
         )
         await hand.send(peer, final)
     hand.report("finished", round=progress.round)

@@ -35,7 +35,7 @@ async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every:
         trained = await hand.compute(member.train(replica, message.blocks, message.round))
         before, replica = replica, replica.after(trained)
         hand.save(replica)
-        facts = {"examples": member.num_examples, "attempt": answered[0]}
+        facts = {"examples": member.num_examples, "call": list(answered)}
         update = Message("update", message.round, facts, updated_blocks(trained))
         await hand.send(message.sender, update)
         if _looks(message.round, evaluate_every, num_rounds):
@@ -67,8 +67,9 @@ async def _newest(hand: Hand, answered: tuple[int, int]) -> Message:
 
 
 def _call(message: Message) -> tuple[int, int]:
-    """What orders the coordinator's calls: how often it was started, then the round."""
-    return int(message.facts.get("attempt", 0)), message.round
+    """What orders the coordinator's calls: how often it began anew, then the version of its blocks."""
+    attempt, version = message.facts["call"]
+    return attempt, version
 
 
 def _looks(number: int, every: int, last: int) -> bool:

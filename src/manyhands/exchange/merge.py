@@ -26,7 +26,7 @@ class MergeSection(Section):
     """How updates are merged (``[exchange.merge]``)."""
 
     rule: Literal["mean", "median", "trimmed_mean"] = "mean"
-    trim: float = Field(default=0.1, ge=0, lt=0.5)
+    trim: float = Field(default=0.2, ge=0, lt=0.5)
     clip_norm: PositiveFloat | None = None
 
 

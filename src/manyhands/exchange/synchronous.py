@@ -48,7 +48,7 @@ async def _choose(hand: Hand, job: Coordination, number: int) -> list[str]:
 
 def _call(job: Coordination, progress: Progress, peer: str) -> Message:
     blocks = job.blocks_of(peer, progress.blocks)
-    return Message("round", progress.round, {"attempt": progress.attempt}, blocks)
+    return Message("round", progress.round, {"call": [progress.attempt, progress.round]}, blocks)
 
 
 async def _collect(
@@ -67,7 +67,7 @@ async def _collect(
         if message.kind != "update":
             # Lost, or back without the work it had been given: either way it will not answer this call.
             missing.discard(sender)
-        elif (message.facts.get("attempt"), message.round) != (progress.attempt, progress.round):
+        elif message.facts.get("call") != [progress.attempt, progress.round]:
             hand.report("late", peer=sender, round=message.round)
         elif sender in missing:
             missing.discard(sender)

@@ -8,6 +8,7 @@ compute in are kept per thread and reused, because building one costs as much as
 from __future__ import annotations
 
 import math
+import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
@@ -70,9 +71,19 @@ def _workspace(
     networks: dict[Hashable, nn.Module] = _workspaces.__dict__.setdefault("networks", {})
     key = (architecture.key, torch_device, memory_format)
     if key not in networks:
+        if torch_device.startswith("cuda"):
+            _make_gpu_repeatable()
         module = architecture.build().to(torch_device)
         networks[key] = module.to(memory_format=memory_format)  # type: ignore[call-overload]
     return networks[key]
+
+
+def _make_gpu_repeatable() -> None:
+    """Has the GPU's libraries take kernels that add up in a fixed order, as those of the CPU do."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def _load(module: nn.Module, state: Tensors) -> None:
@@ -194,18 +205,20 @@ class LocalPhase:
     def _batches(
         self, number: int, memory_format: torch.memory_format
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The phase's batches, as the network wants them."""
+        """The phase's batches, as the network wants them.
+
+        An epoch's examples are gathered once, as bytes, and on a GPU moved there once, from pinned memory;
+        cutting batches out of them costs next to nothing.
+        """
         rng = numpy_generator(self.seed, self.device, number, "batches")
+        size = self.section.batch_size
         for _ in range(1 if self.section.examples is not None else self.section.epochs):
-            order = rng.permutation(len(self.train))[: self.section.examples]
-            for first in range(
-                0, _whole_batches(len(order), self.section.batch_size), self.section.batch_size
-            ):
-                picked = torch.from_numpy(order[first : first + self.section.batch_size].astype(np.int64))
-                yield (
-                    _as_input(self.train.x[picked], self.torch_device, memory_format),
-                    self.train.y[picked].to(self.torch_device, non_blocking=True),
-                )
+            order = rng.permutation(len(self.train))[: self.section.examples].astype(np.int64)
+            picked = torch.from_numpy(order[: _whole_batches(len(order), size)])
+            xs = _moved(self.train.x[picked], self.torch_device)
+            ys = _moved(self.train.y[picked], self.torch_device)
+            for x, y in zip(torch.split(xs, size), torch.split(ys, size), strict=True):
+                yield _as_input(x, memory_format), y
 
 
 def _whole_batches(count: int, batch_size: int) -> int:
@@ -213,10 +226,13 @@ def _whole_batches(count: int, batch_size: int) -> int:
     return count - 1 if count > batch_size and count % batch_size == 1 else count
 
 
-def _as_input(x: torch.Tensor, torch_device: str, memory_format: torch.memory_format) -> torch.Tensor:
-    """Bytes as numbers from 0 to 1, where and how the network computes."""
-    if torch_device != "cpu":
-        x = x.pin_memory().to(torch_device, non_blocking=True)
+def _moved(tensor: torch.Tensor, torch_device: str) -> torch.Tensor:
+    """The tensor where the network computes."""
+    return tensor if torch_device == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
+
+
+def _as_input(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
+    """Bytes as numbers from 0 to 1, laid out as the network wants them."""
     return x.to(torch.float32, memory_format=memory_format).div_(255)
 
 
@@ -235,8 +251,8 @@ def accuracy_of(
     right, total = 0, 0.0
     with torch.no_grad():
         for first in range(0, len(examples), 256):
-            x = _as_input(examples.x[first : first + 256], torch_device, torch.contiguous_format)
-            y = examples.y[first : first + 256].to(torch_device)
+            x = _as_input(_moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
+            y = _moved(examples.y[first : first + 256], torch_device)
             scores = module(x)
             right += int((scores.argmax(1) == y).sum())
             total += float(F.cross_entropy(scores, y, reduction="sum"))

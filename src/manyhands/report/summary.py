@@ -78,6 +78,7 @@ class Tally:
         if kind == "computed":
             device.busy_seconds += event["seconds"] - event["started"]
             device.flops += event["flops"]
+            self.merges += event["work"] == "merge"
             device.examples += event["facts"].get("examples", 0)
             device.loss = event["facts"].get("loss", device.loss)
         elif kind == "sent":
@@ -90,7 +91,6 @@ class Tally:
             device.accuracy = event["accuracy"]
             device.curve.append(_point(event))
         elif kind == "merged":
-            self.merges += 1
             self.round = event["round"]
             if "accuracy" in event:
                 self.curve.append(_point(event))
