@@ -8,6 +8,7 @@ and share the tensors.
 
 from __future__ import annotations
 
+import ctypes
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
@@ -18,14 +19,31 @@ from manyhands.hand import Outcome, Work
 __all__ = ["Cores"]
 
 
+def _keep_freed_memory() -> None:
+    """Has glibc keep freed buffers for the next ones of their size instead of handing them to the system.
+
+    A training step frees and takes the same megabytes again and again; each time around, fresh pages cost more
+    than the arithmetic on them. Does nothing where the allocator is another.
+    """
+    try:
+        libc = ctypes.CDLL(None)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
+        libc.mallopt(_M_TRIM_THRESHOLD, 256 << 20)
+    except (OSError, AttributeError):
+        return
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+
 class Cores:
     """A pool of workers; with `workers=0` each work runs when its result is asked for."""
 
     def __init__(self, workers: int | None = None, threads: int = 1) -> None:
         self.workers = psutil.cpu_count(logical=True) or 1 if workers is None else workers
-        self._threads = threads
         self._before = torch.get_num_threads()
         torch.set_num_threads(threads)
+        _keep_freed_memory()
         self._pool = (
             ThreadPoolExecutor(
                 self.workers, "manyhands", initializer=torch.set_num_threads, initargs=(threads,)
