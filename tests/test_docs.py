@@ -267,7 +267,7 @@ def check_against(heading: str, entry: dict[str, Any]) -> None:
 def type_name(value: Any) -> str:
     if value is None:
         return "null"
-    names = {str: "string", int: "integer", float: "number", list: "list", dict: "object"}
+    names = {bool: "true or false", str: "string", int: "integer", float: "number", list: "list", dict: "object"}
     return names[type(value)]
 
 

@@ -54,7 +54,9 @@ def test_a_job_takes_its_name_from_its_file(tmp_path: Path) -> None:
 
 
 def test_a_relative_data_path_is_relative_to_the_file(small_job_file: Path) -> None:
-    assert load_job(small_job_file, ["data.path=pictures"]).data.path == small_job_file.parent / "pictures"
+    small_job_file.write_text(small_job_file.read_text().replace("[data]", "[data]\npath = 'pictures'"))
+    assert load_job(small_job_file).data.path == small_job_file.parent / "pictures"
+    assert load_job(small_job_file, ["data.path=pictures"]).data.path == Path.cwd() / "pictures"
 
 
 @pytest.mark.parametrize(

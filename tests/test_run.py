@@ -28,7 +28,7 @@ FAULTS = [
 
 
 def figures(result: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in result.items() if key not in ("wall_seconds", "baseline")}
+    return {key: value for key, value in result.items() if key != "wall_seconds"}
 
 
 def trace(folder: Path) -> bytes:
@@ -329,6 +329,105 @@ def test_a_network_too_large_for_a_device_is_refused_with_both_figures(
     devices = [{"kind": "raspberry-pi-3b", "name": "tiny", "memory_bytes": 2**20}]
     with pytest.raises(JobError, match=r"takes \d+ MiB and tiny .* has 1 MiB"):
         train(small_job(fleet={"device": devices}, learn={"batch_size": 512}), tmp_path)
+
+
+@pytest.mark.parametrize("topology", ["line", "ring", "mesh", "star", "random_regular"])
+def test_without_faults_nobody_is_missed_on_any_topology(
+    small_job: Callable[..., Job], tmp_path: Path, topology: str
+) -> None:
+    devices = [{"kind": "raspberry-pi-3b", "count": 9}, {"kind": "laptop", "name": "hub"}]
+    fleet = {"device": devices, "topology": topology, "degree": 3}
+    job = small_job(fleet=fleet, exchange={"coordinator": "hub", "rounds": 2}, learn={"batch_size": 4})
+    result = train(job, tmp_path)
+    assert result["events"] == []
+    assert all(device["rounds"] == 2 and device["finished"] for device in result["devices"])
+
+
+def test_an_asynchronous_run_listens_to_a_device_that_is_slower_than_expected(
+    small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    slow = [{"kind": "slow_down", "device": "b", "factor": 5}]
+    fleet = {"device": [{"kind": "laptop", "name": name, "flops": 2e8} for name in "abc"]}
+    job = small_job(exchange={"mode": "asynchronous", "rounds": 12}, fault=slow, fleet=fleet)
+    result = train(job, tmp_path)
+    assert next(d for d in result["devices"] if d["name"] == "b")["rounds"] >= 1
+    merged = [e for e in map(json.loads, trace(tmp_path).splitlines()) if e.get("work") == "merge"]
+    assert "b" in {event["peer"] for event in merged}
+
+
+def test_an_asynchronous_run_with_too_short_a_deadline_still_ends(
+    small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    result = train(small_job(exchange={"mode": "asynchronous", "deadline_s": 1e-5, "rounds": 2}), tmp_path)
+    assert result["complete"]
+    assert result["merges"] == 6
+
+
+def test_everybody_gets_the_final_network_although_messages_are_lost(
+    small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = small_job(
+        fault=[{"kind": "loss", "probability": 0.4}], run={"save_models": True}, exchange={"rounds": 2}
+    )
+    result = train(job, tmp_path)
+    assert all(device["finished"] for device in result["devices"])
+    assert {device["accuracy"] for device in result["devices"]} == {result["accuracy"]}
+
+
+def test_time_that_a_device_was_down_is_neither_busy_nor_waiting(
+    small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    fault = [{"kind": "crash", "device": "a", "at_s": 0.03, "restart_at_s": 0.2}]
+    result = train(small_job(fault=fault, exchange={"rounds": 20}), tmp_path)
+    device = next(d for d in result["devices"] if d["name"] == "a")
+    assert device["down_seconds"] == pytest.approx(0.17)
+    assert device["busy_seconds"] + device["waiting_seconds"] == pytest.approx(result["seconds"] - 0.17)
+
+
+def test_a_run_that_nobody_could_finish_says_so(small_job: Callable[..., Job], tmp_path: Path) -> None:
+    faults = [{"kind": "crash", "device": name, "at_s": 0} for name in "abc"]
+    result = train(small_job(fault=faults), tmp_path)
+    assert not result["complete"]
+    assert result["rounds"] == 0
+    assert result["accuracy"] is None
+
+
+def test_a_folder_belongs_to_its_job(small_job: Callable[..., Job], tmp_path: Path) -> None:
+    train(small_job(), tmp_path)
+    with pytest.raises(JobError, match="holds a run of another job"):
+        train(small_job(seed=99), tmp_path)
+
+
+def test_a_refused_job_leaves_no_folder(small_job: Callable[..., Job], tmp_path: Path) -> None:
+    with pytest.raises(JobError):
+        train(small_job(exchange={"coordinator": "nobody"}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_idle_devices_of_a_shared_network_hold_no_copies(
+    small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    """What is alive at a checkpoint does not grow with the devices that took part before."""
+    devices = [{"kind": "raspberry-pi-4", "count": 40}]
+    job = small_job(
+        data={"limit": None, "validation": 0},
+        fleet={"device": devices},
+        exchange={"rounds": 12, "fraction": 0.1},
+        run={"checkpoint_every_s": 1e-9, "evaluate_every": 0},
+    )
+    sizes = []
+    write = simulate.write_checkpoint
+
+    def spying(*args: Any) -> Path:
+        path = write(*args)
+        sizes.append(path.stat().st_size)
+        return path
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulate, "write_checkpoint", spying)
+        train(job, tmp_path)
+    one_network = 90_000
+    assert max(sizes) < 8 * one_network  # the merged one, and the updates of four devices under way
 
 
 def test_compare_runs_each_split_in_its_own_folder(small_job: Callable[..., Job], tmp_path: Path) -> None:

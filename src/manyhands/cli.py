@@ -8,24 +8,26 @@ from __future__ import annotations
 import json
 import sys
 import webbrowser
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import torch
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.exceptions import TyperException
 
 from manyhands import __version__
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import LiveTable, comparison_table, result_table
-from manyhands.errors import JobError, ManyhandsError
+from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
 from manyhands.fleet import CATALOG
 from manyhands.job import Job, load_job, quick_start
 from manyhands.models import FAMILIES, cost_of
-from manyhands.report.folder import RunFolder
+from manyhands.report.folder import RunFolder, write_atomically
 from manyhands.report.page import write_compare_page
 from manyhands.report.plots import save_compare_png
 from manyhands.report.units import bytes_text, count_text, memory_text, seconds_text
@@ -38,7 +40,6 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     add_completion=False,
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     help="Train one convolutional network on the mixed devices you already own.",
@@ -72,7 +73,7 @@ def train(
     wanted = _read_job(job, changes, seed)
     folder = _new_folder(out, wanted.name)
     console = _console(quiet or as_json)
-    with _watching(console) as table:
+    with _watching(console) as table, _stoppable(f"'manyhands resume {folder}'"):
         result = run_train(wanted, folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
@@ -98,9 +99,9 @@ def compare(
             raise JobError("--splits", name, f"there is no such split; choose from {', '.join(SPLITS)}")
     if not names:
         raise JobError("--splits", splits, f"must name at least one split of {', '.join(SPLITS)}")
-    folder = _new_folder(out, f"{wanted.name}-compare")
+    folder = _compare_folder(out, wanted)
     console = _console(quiet or as_json)
-    with _watching(console) as table:
+    with _watching(console) as table, _stoppable(f"the same command with --out {folder}"):
         results = run_compare(wanted, names, folder, table, table and table.reading)
     plot = save_compare_png(results, folder)
     write_compare_page(results, folder / "report.html")
@@ -123,7 +124,7 @@ def resume(
     console = _console(quiet or as_json)
     if RunFolder(folder).load_result() is not None:
         console.print(f"{escape(str(folder))} is finished; this is its result.")
-    with _watching(console) as table:
+    with _watching(console) as table, _stoppable(f"'manyhands resume {folder}'"):
         result = run_resume(folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
@@ -279,6 +280,16 @@ def _new_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
+def _compare_folder(out: Path | None, job: Job) -> Path:
+    """A folder for a comparison: a new one, or one of this job that was not finished."""
+    if out is not None and (out / "compare.toml").is_file():
+        return out
+    folder = _new_folder(out, f"{job.name}-compare")
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "compare.toml", job.to_toml())
+    return folder
+
+
 def _console(quiet: bool) -> Console:
     return Console(quiet=quiet, highlight=False)
 
@@ -288,13 +299,29 @@ def _watching(console: Console) -> Any:
     return LiveTable(console) if console.is_terminal and not console.quiet else nullcontext()
 
 
+@contextmanager
+def _stoppable(remedy: str) -> Iterator[None]:
+    """Ctrl-C ends a run politely and says how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Stopped(f"stopped; {remedy} goes on with it") from None
+
+
 def _show_result(console: Console, result: dict[str, Any], folder: Path, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(result))
+        _check_complete(result)
         return
     console.print(result_table(result))
-    took = seconds_text(result["wall_seconds"] + (result["baseline"] or {}).get("wall_seconds", 0))
+    took = seconds_text(result["wall_seconds"])
     console.print(f"\ntook    {took} here\nreport  {escape(str(folder / 'report.html'))}", soft_wrap=True)
+    _check_complete(result)
+
+
+def _check_complete(result: dict[str, Any]) -> None:
+    if not result["complete"]:
+        raise RunError(f"the run broke off after {result['rounds']} rounds: nobody was left to go on with it")
 
 
 def _version(wanted: bool) -> None:
@@ -303,23 +330,34 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     """Train one convolutional network on the mixed devices you already own."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main() -> None:
-    """The console script: turns our errors into one line and an exit status."""
+    """The console script: turns errors into one line and an exit status."""
     sys.path.insert(0, "")  # so that [model] name = "own_model:make" finds own_model.py in the current folder
     try:
-        app()
+        status = app(standalone_mode=False)
     except ManyhandsError as error:
-        typer.echo(f"manyhands: {error}", err=True)
-        sys.exit(error.exit_status)
-    except KeyboardInterrupt:
-        typer.echo("manyhands: stopped; 'manyhands resume RUN' goes on with it", err=True)
-        sys.exit(130)
+        _end(str(error), error.exit_status)
+    except TyperException as error:
+        _end(f"{error.format_message().rstrip('.')}; see 'manyhands --help'", 2)
+    except typer.Abort:
+        _end("stopped", Stopped.exit_status)
+    except OSError as error:
+        _end(f"{error}; what is done so far is kept, 'manyhands resume' goes on with it", 1)
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+def _end(message: str, status: int) -> NoReturn:
+    typer.echo(f"manyhands: {' '.join(message.split())}", err=True)
+    sys.exit(status)

@@ -2,6 +2,7 @@
 
     ManyhandsError
     ├── JobError       the job file or the command line is wrong    (exit status 2)
+    ├── Stopped        somebody pressed Ctrl-C                      (exit status 130)
     └── RunError       the run failed although the job was right    (exit status 1)
         ├── UpdateRefused    a received update does not fit or is not finite
         ├── MessageDamaged   bytes from a peer or a file that are not a message
@@ -15,7 +16,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
-__all__ = ["JobError", "ManyhandsError", "MessageDamaged", "ReplayDiverged", "RunError", "UpdateRefused"]
+__all__ = [
+    "JobError",
+    "ManyhandsError",
+    "MessageDamaged",
+    "ReplayDiverged",
+    "RunError",
+    "Stopped",
+    "UpdateRefused",
+]
 
 
 class ManyhandsError(Exception):
@@ -39,6 +48,12 @@ class JobError(ManyhandsError):
         self.key, self.value, self.expected = key, value, expected
         shown = "" if value is None else f" = {_shown(value)}"
         super().__init__(f"{key}{shown}: {expected}")
+
+
+class Stopped(ManyhandsError):
+    """Somebody stopped the run."""
+
+    exit_status = 130
 
 
 class RunError(ManyhandsError):

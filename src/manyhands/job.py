@@ -88,7 +88,8 @@ def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -
     """Reads a job file.
 
     Args:
-        path: The TOML file. A relative `data.path` in it is relative to the file.
+        path: The TOML file. A relative `data.path` in it is relative to the file, one of `changes` to the
+            current folder.
         changes: ``section.key=value`` from the command line, the value as TOML or, failing that, a string.
         seed: Takes the place of the file's seed.
 
@@ -101,17 +102,19 @@ def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -
         raise JobError("job file", str(path), "there is no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise JobError("job file", str(path), f"cannot be read as TOML: {error}") from error
+    if isinstance(data := said.get("data"), dict) and isinstance(data.get("path"), str):
+        data["path"] = str((path.parent / Path(data["path"]).expanduser()).resolve())
     said.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-") or "job")
-    return _validated(said, changes, seed, path.parent)
+    return _validated(said, changes, seed)
 
 
 def quick_start(changes: Sequence[str] = (), seed: int | None = None) -> Job:
     """The built-in job: handwritten digits on five unlike devices."""
     text = resources.files("manyhands").joinpath("quickstart.toml").read_text(encoding="utf-8")
-    return _validated(tomllib.loads(text), changes, seed, Path())
+    return _validated(tomllib.loads(text), changes, seed)
 
 
-def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None, folder: Path) -> Job:
+def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -> Job:
     for change in changes:
         _apply(said, change)
     if seed is not None:
@@ -123,7 +126,7 @@ def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None, f
     if job.split.by not in SPLITS:
         raise JobError("split.by", job.split.by, f"there is no such split; choose one of {', '.join(SPLITS)}")
     if job.data.path is not None:
-        at = (folder / job.data.path.expanduser()).resolve()
+        at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
     return job
 

@@ -8,18 +8,21 @@ with: `train` starts, resumes or just returns what is there, whichever the folde
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from manyhands.blocks import Weights
-from manyhands.data import Progress, load
+from manyhands.data import Dataset, load
+from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.clock import wall_seconds
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Faults, Partition, SlowDown
 from manyhands.engine.simulate import Simulation
 from manyhands.errors import JobError
+from manyhands.exchange.coordination import Progress
 from manyhands.exchange.member import Replica
 from manyhands.fleet import Fleet, make_fleet
 from manyhands.hand import Facts
@@ -29,7 +32,7 @@ from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
 from manyhands.report.summary import SCHEMA, Tally
 from manyhands.seeds import derive
-from manyhands.splits import SPLITS
+from manyhands.splits import SPLITS, Split
 from manyhands.team import COORDINATOR, Team, make_team, offered_networks
 
 __all__ = ["Watch", "compare", "resume", "train"]
@@ -39,38 +42,23 @@ Watch = Callable[[str, Job, Tally, Facts | None], None]
 
 
 def train(
-    job: Job, out: Path, watch: Watch | None = None, progress: Progress | None = None
+    job: Job, out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None
 ) -> dict[str, Any]:
     """Runs a job in a folder, or goes on with it, and returns its result.
 
     `watch` is told of every event, `progress` how far reading the data is.
-
-    With `run.alone` each device is also trained by itself, in ``OUT/alone``, so that the result says what
-    taking part was worth to it.
     """
     folder = RunFolder(out)
-    finished = folder.load_result()
-    if finished is not None:
+    if (finished := folder.load_result()) is not None:
+        _check_same(job, finished["hash"], out)
+        folder.clear_checkpoint()
         return finished
-    folder.begin(job.to_toml())
-    alone = (
-        train(_alone(job), out / "alone", watch, progress)
-        if job.run.alone and job.split.by != "isolated"
-        else None
-    )
-    result, models = _train(job, folder, watch, progress)
-    if alone is not None:
-        _set_beside(result, alone)
-    if job.run.save_models:
-        folder.save_models(models)
-    if job.run.report:
-        save_pngs(result, out)
-        write_page(result, job.to_toml(), folder.page)
-    folder.finish(result)
-    return result
+    if folder.is_run:
+        _check_same(job, load_job(folder.job).hash, out)
+    return _train(job, load(job.data, seed=job.seed, progress=progress), folder, watch)
 
 
-def resume(out: Path, watch: Watch | None = None, progress: Progress | None = None) -> dict[str, Any]:
+def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
     """Goes on with a run that was killed."""
     folder = RunFolder(out)
     if not folder.is_run:
@@ -79,34 +67,57 @@ def resume(out: Path, watch: Watch | None = None, progress: Progress | None = No
 
 
 def compare(
-    job: Job, splits: list[str], out: Path, watch: Watch | None = None, progress: Progress | None = None
+    job: Job,
+    splits: list[str],
+    out: Path,
+    watch: Watch | None = None,
+    progress: ReadingProgress | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Runs the same job under several splits, each in a folder of its own."""
+    """Runs the same job under several splits, each in a folder of its own; done ones are not run again."""
     return {split: train(job.split_by(split), out / split, watch, progress) for split in splits}
 
 
-def _train(
-    job: Job, folder: RunFolder, watch: Watch | None, progress: Progress | None
-) -> tuple[dict[str, Any], dict[str, Weights]]:
-    """One run of the engine: the pipeline itself."""
+def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
+    """The pipeline itself.
+
+    With `run.alone` each device is first trained by itself, in ``OUT/alone``, so that the result says what
+    taking part was worth to it.
+    """
     started = wall_seconds()
-    dataset = load(job.data, seed=job.seed, progress=progress)
     fleet = make_fleet(job.fleet, seed=job.seed)
     networks, library = offered_networks(job, dataset)
     split = SPLITS[job.split.by](fleet, networks)
     team = make_team(job, dataset, fleet, split, library)
+    _check_faults(job, team)
+    folder.begin(job.to_toml())
+    alone = _train_alone(job, dataset, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts)
     ends = _simulate(job, fleet, team, folder, tally, watch)
-    result = _result(job, dataset.name, fleet, team, tally, wall_seconds() - started)
-    return result, _models(team, ends)
+    result = _result(job, dataset, fleet, team, tally)
+    if alone is not None:
+        _set_beside(result, alone)
+    result["wall_seconds"] = wall_seconds() - started
+    if job.run.save_models:
+        folder.save_models(_models(team, split, ends))
+    if job.run.report:
+        save_pngs(result, folder.path)
+        write_page(result, job.to_toml(), folder.page)
+    folder.finish(result)
+    return result
+
+
+def _check_same(job: Job, other_hash: str, out: Path) -> None:
+    if other_hash != job.hash:
+        raise JobError("--out", str(out), "holds a run of another job; take another folder")
 
 
 def _simulate(
     job: Job, fleet: Fleet, team: Team, folder: RunFolder, tally: Tally, watch: Watch | None
 ) -> Mapping[str, Any]:
     """Drives the team on the virtual clock, from the last checkpoint if there is one."""
-    _check_faults(job, team)
     checkpoint = read_checkpoint(folder.checkpoint)
+    if checkpoint is not None:
+        _check_same(job, checkpoint.job_hash, folder.path)
     recorded = folder.recorded(checkpoint.num_events if checkpoint else 0)
 
     def told(event: Facts | None) -> None:
@@ -134,9 +145,15 @@ def _simulate(
             checkpoint=checkpoint,
             checkpoint_folder=folder.checkpoint,
             checkpoint_every_s=job.run.checkpoint_every_s,
-            before_checkpoint=trace.flush,
+            job_hash=job.hash,
+            before_checkpoint=lambda: _to_disk(trace),
         )
         return simulation.run()
+
+
+def _to_disk(file: TextIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def _check_faults(job: Job, team: Team) -> None:
@@ -151,11 +168,11 @@ def _check_faults(job: Job, team: Team) -> None:
                 raise JobError(key, name, f"there is no such device; choose one of {', '.join(devices[:10])}")
 
 
-def _result(
-    job: Job, dataset_name: str, fleet: Fleet, team: Team, tally: Tally, wall: float
-) -> dict[str, Any]:
-    """The contract of result.json."""
+def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) -> dict[str, Any]:
+    """The contract of result.json, but for the time that the run took here."""
     last = tally.curve[-1] if tally.curve else None
+    rounds = tally.round if team.coordinator_host else max(d.rounds for d in tally.devices.values())
+    leading = {COORDINATOR} if team.coordinator_host else set(team.hosts)
     return {
         "schema": SCHEMA,
         "job": job.name,
@@ -164,10 +181,11 @@ def _result(
         "engine": "simulate",
         "split": job.split.by,
         "model": job.model.name,
-        "data": dataset_name,
+        "data": dataset.name,
         "seconds": tally.seconds,
-        "wall_seconds": wall,
-        "rounds": tally.round or max(d.rounds for d in tally.devices.values()),
+        "wall_seconds": 0.0,
+        "complete": leading <= tally.finished,
+        "rounds": rounds,
         "merges": tally.merges,
         "accuracy": last["accuracy"] if last else None,
         "curve": tally.curve,
@@ -183,26 +201,29 @@ def _result(
     }
 
 
-def _models(team: Team, ends: Mapping[str, Any]) -> dict[str, Weights]:
-    """Each device's network as the run left it, and the merged one."""
+def _models(team: Team, split: Split, ends: Mapping[str, Any]) -> dict[str, Weights]:
+    """The merged network, if there is one, and that of each device which came to the end."""
     models = {}
     for name, member in team.members.items():
-        end = ends[name]
-        models[name] = (end if isinstance(end, Replica) else member.replica).weights
-    merged = ends.get(COORDINATOR)
-    merged = getattr(merged, "blocks", merged)  # a coordinator that died left its progress
-    if isinstance(merged, Mapping) and set(merged) == {"model"}:
-        models["global"] = merged["model"]
+        end: Replica | None = ends[name]
+        if end is not None and end.weights.keys() == member.replica.weights.keys():
+            models[name] = end.weights
+    merged: Progress | None = ends.get(COORDINATOR)
+    if split.merged is not None and merged is not None:
+        (block,) = split.merged.layout
+        models["global"] = merged.blocks[block]
     return models
 
 
-def _alone(job: Job) -> Job:
+def _train_alone(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
     quiet = job.run.model_copy(update={"alone": False, "save_models": False, "report": False})
-    return job.split_by("isolated").model_copy(update={"run": quiet, "fault": ()})
+    by_itself = job.split_by("isolated").model_copy(update={"run": quiet, "fault": ()})
+    own = RunFolder(folder.path / "alone")
+    return own.load_result() or _train(by_itself, dataset, own, watch)
 
 
 def _set_beside(result: dict[str, Any], alone: Mapping[str, Any]) -> None:
     by_name = {device["name"]: device for device in alone["devices"]}
     for device in result["devices"]:
         device["accuracy_alone"] = by_name[device["name"]]["accuracy"]
-    result["baseline"] = {key: alone[key] for key in ("split", "seconds", "wall_seconds")}
+    result["baseline"] = {key: alone[key] for key in ("split", "seconds")}

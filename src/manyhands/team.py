@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -12,8 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from manyhands.blocks import Weights, absorb, extract
+from manyhands.blocks import Weights, absorb, extract, private_names
 from manyhands.data import Dataset, Examples, plan_shares, train_validation
+from manyhands.engine.network import Network
 from manyhands.engine.simulate import Participant
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Coordination
@@ -21,7 +23,7 @@ from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Blocks, Member, Replica
 from manyhands.fleet import Device, Fleet
-from manyhands.hand import Outcome, Work
+from manyhands.hand import Message, Outcome, Work
 from manyhands.job import Job
 from manyhands.learn.optimizers import num_slots
 from manyhands.learn.supervised import Architecture, LocalPhase, accuracy_of
@@ -59,18 +61,14 @@ class _Library:
 
     def __call__(self, size: str) -> tuple[Architecture, Weights]:
         if size not in self._built:
-            make = partial(
-                build,
-                self._job.model,
-                self._dataset.shape,
-                len(self._dataset.classes),
-                seed=derive(self._job.seed, "first weights", size),
-                size=size,
-            )
-            module = make()
-            key = (repr(self._job.model), self._dataset.shape, len(self._dataset.classes), size)
+            data = self._dataset
+            seed = derive(self._job.seed, "first weights", size)
+            module = build(self._job.model, data.shape, len(data.classes), seed=seed, size=size)
+            key = (repr(self._job.model), data.shape, len(data.classes), size)
             weights = Weights({n: t.detach().clone() for n, t in module.state_dict().items()})
-            self._built[size] = Architecture(key, make, cost_of(module, self._dataset.shape)), weights
+            # Copies of one network instead of new ones: building draws from torch's global generator.
+            architecture = Architecture(key, partial(copy.deepcopy, module), cost_of(module, data.shape))
+            self._built[size] = architecture, weights
         return self._built[size]
 
 
@@ -102,24 +100,35 @@ def make_team(job: Job, dataset: Dataset, fleet: Fleet, split: Split, library: _
     for device in fleet.devices:
         _check_torch_device(device)
         _check_memory(job, device, split.seats[device.name], library)
-    phases = {}
-    for device, train in zip(fleet.devices, _shared_out(job, dataset, fleet), strict=True):
-        seat = split.seats[device.name]
-        architecture = library(seat.size)[0]
-        phases[device.name] = LocalPhase(
-            device.name,
-            architecture,
-            seat.layout,
-            train,
-            job.learn,
-            job.seed,
-            device.torch_device,
-            job.exchange.send,
-        )
+    phases = {
+        device.name: _phase(setting, device, train)
+        for device, train in zip(fleet.devices, _shared_out(job, dataset, fleet), strict=True)
+    }
     members = {name: _member(setting, phase) for name, phase in phases.items()}
     statics = {name: _statics(setting, phase) for name, phase in phases.items()}
     host = _coordinator_host(job, fleet) if split.exchanges else None
     return Team(_participants(setting, members, phases, host), statics, members, host)
+
+
+def _phase(setting: _Setting, device: Device, train: Examples) -> LocalPhase:
+    job, seat = setting.job, setting.split.seats[device.name]
+    architecture, first = setting.library(seat.size)
+    keep = job.learn.keep_optimizer
+    if keep is None:
+        # A network that is wholly shared is another one each round, and remembering the steps on it would
+        # cost every idle device a network's worth of memory.
+        keep = bool(private_names(first, seat.layout))
+    return LocalPhase(
+        device.name,
+        architecture,
+        seat.layout,
+        train,
+        job.learn,
+        job.seed,
+        device.torch_device,
+        job.exchange.send,
+        keep,
+    )
 
 
 def _check_torch_device(device: Device) -> None:
@@ -263,16 +272,24 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
 def _expected_s(
     setting: _Setting, phases: Mapping[str, LocalPhase], blocks: Blocks, host: str
 ) -> dict[str, float]:
-    """How long each device's round should take if all take part: computing, and blocks there and back."""
-    fleet = setting.fleet
-    nbytes = {name: sum(blocks[b].nbytes for b in seat.layout) for name, seat in setting.split.seats.items()}
-    queue_s = 2 * 8 * sum(nbytes.values()) / fleet[host].bandwidth_bps
-    expected = {}
-    for name, phase in phases.items():
-        device = fleet[name]
-        link_s = 2 * (8 * nbytes[name] / device.bandwidth_bps + device.latency_s + fleet[host].latency_s)
-        expected[name] = phase.flops / device.flops + link_s + queue_s
-    return expected
+    """How long each device's round should take if all take part: blocks out, the local phase, blocks back.
+
+    Found by sending them through an empty network, so that queues at the coordinator and at devices that pass
+    messages on are in it.
+    """
+    fleet, network = setting.fleet, Network(setting.fleet)
+    sizes = {
+        name: Message("round", blocks={b: blocks[b] for b in seat.layout}).nbytes
+        for name, seat in setting.split.seats.items()
+    }
+    trained_s = {
+        name: network.transfer(0.0, host, name, sizes[name]) + phase.flops / fleet[name].flops
+        for name, phase in phases.items()
+    }
+    return {
+        name: network.transfer(at_s, name, host, sizes[name])
+        for name, at_s in sorted(trained_s.items(), key=lambda item: item[1])
+    }
 
 
 class _Looker:

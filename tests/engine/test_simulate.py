@@ -295,3 +295,57 @@ def test_works_that_overlap_on_the_clock_overlap_on_the_cores(fleet: Fleet) -> N
         "a": 1.0,
         "b": 1.0,
     }
+
+
+# What a device is charged, and for how long a run lasts.
+
+
+def test_a_device_does_one_thing_after_the_other(fleet: Fleet) -> None:
+    async def program(hand: Hand) -> float:
+        await hand.compute(Work("train", Outcome, flops=1e9))
+        return hand.seconds
+
+    participants = {"a": Participant(program, "a"), "coordinator": Participant(program, "a")}
+    ends = Simulation(fleet, participants, lambda event, line: None, cores=Cores(0)).run()
+    assert ends == {"a": 1.0, "coordinator": 2.0}
+
+
+def test_work_cut_short_by_a_crash_is_told(fleet: Fleet) -> None:
+    async def program(hand: Hand) -> None:
+        await hand.compute(Work("train", Outcome, flops=1e10))
+
+    run = Run(fleet, {"a": program}, [{"kind": "crash", "device": "a", "at_s": 4}])
+    [event] = run.of("interrupted")
+    assert (event["seconds"], event["started"], event["work"]) == (4.0, 0.0, "train")
+
+
+def test_a_run_does_not_wait_for_one_that_comes_back_too_late(fleet: Fleet) -> None:
+    async def waits(hand: Hand) -> None:
+        await hand.receive("never")
+
+    async def leads(hand: Hand) -> None:
+        await hand.sleep(5)
+
+    faults = [{"kind": "crash", "device": "a", "at_s": 1, "restart_at_s": 1e6}]
+    run = Run(fleet, {"a": waits, "b": leads}, faults)
+    assert run.events[-1]["seconds"] < 10
+
+
+def test_messages_stop_where_nobody_passes_them_on() -> None:
+    devices = tuple(DeviceSection(kind="laptop", name=name) for name in "abc")
+    line = make_fleet(FleetSection(device=devices, topology="line"), seed=0)
+
+    async def sends(hand: Hand) -> None:
+        for _ in range(3):
+            await hand.send("c", Message("note"))
+            await hand.sleep(10)
+
+    async def idles(hand: Hand) -> None:
+        await hand.sleep(100)
+
+    programs = {"a": sends, "b": idles, "c": listener(50.0)}
+    assert len(Run(line, programs).results["c"]) == 3
+    crash = [{"kind": "crash", "device": "b", "at_s": 5, "restart_at_s": 15}]
+    assert len(Run(line, programs, crash).results["c"]) == 2
+    cut = [{"kind": "partition", "groups": [["a"], ["b"]], "from_s": 5, "until_s": 15}]
+    assert len(Run(line, programs, cut).results["c"]) == 2

@@ -37,8 +37,9 @@ def update(sender: str, number: int = 0, attempt: int = 0, **blocks: float) -> M
 
 
 def run(hand: ScriptedHand, coordination: Coordination) -> dict[str, float]:
-    blocks = asyncio.run(coordinate(hand, coordination))
-    return {name: float(weights["w"]) for name, weights in blocks.items()}
+    hand.inbox += [Message("stopped", sender=name) for name in DEVICES]
+    progress = asyncio.run(coordinate(hand, coordination))
+    return {name: float(weights["w"]) for name, weights in progress.blocks.items()}
 
 
 def events(hand: ScriptedHand, kind: str) -> list[dict[str, Any]]:
@@ -123,9 +124,9 @@ def test_a_restarted_coordinator_goes_on_from_its_last_merge() -> None:
     hand = ScriptedHand("coordinator", [update("a", number=2, attempt=1, stem=9.0)], ("a",))
     hand.saved = Progress({"stem": one(1.0), "task/3": one(1.0)}, round=2)
     assert run(hand, job(rounds=3)) == {"stem": 9.0, "task/3": 1.0}
-    assert [(m.kind, m.round, m.facts["call"]) for _, m in hand.sent] == [
+    assert [(m.kind, m.round, m.facts.get("call")) for _, m in hand.sent] == [
         ("round", 2, [1, 2]),
-        ("stop", 3, [1, 3]),
+        ("stop", 3, None),
     ]
 
 
@@ -162,3 +163,56 @@ def test_asynchronous_calls_again_when_an_answer_is_overdue() -> None:
     run(hand, job(mode="asynchronous"))
     assert [p for p, m in hand.sent if m.kind == "round"][:6] == ["a", "b", "c", "a", "b", "c"]
     assert len(events(hand, "missed")) == 3
+
+
+def test_asynchronous_takes_an_answer_to_an_older_call() -> None:
+    class Impatient(ScriptedHand):
+        """Hears nothing the first time it waits, so that everybody is called twice."""
+
+        waits = 0
+
+        async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
+            self.waits += 1
+            if self.waits == 1 and timeout_s:
+                self.seconds += timeout_s
+                return None
+            return await super().receive(*kinds, timeout_s=timeout_s)
+
+    late = [update(name, 1 + k, stem=float(k)) for k, name in enumerate(DEVICES)]
+    hand = Impatient("coordinator", late, DEVICES)
+    assert run(hand, job(mode="asynchronous"))["stem"] > 0
+    assert events(hand, "late") == []
+    # Those who have a newer call waiting are not called a third time.
+    assert [m.kind for _, m in hand.sent].count("round") == 6
+
+
+def test_news_from_before_a_round_is_not_taken_for_news_of_it() -> None:
+    class Stale(ScriptedHand):
+        """Finds an old note when it looks."""
+
+        async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
+            if timeout_s == 0 and self.inbox and self.inbox[0].kind == "joined":
+                return self.inbox.pop(0)
+            return await super().receive(*kinds, timeout_s=timeout_s)
+
+    inbox = [Message("joined", sender="a"), *(update(name, stem=4.0) for name in DEVICES)]
+    hand = Stale("coordinator", inbox, DEVICES)
+    assert run(hand, job())["stem"] == pytest.approx(4.0)
+    assert events(hand, "missed") == []
+
+
+def test_the_final_blocks_are_sent_again_until_they_are_confirmed() -> None:
+    hand = ScriptedHand("coordinator", [update(name, stem=4.0) for name in DEVICES], DEVICES)
+    hand.inbox += [Message("stopped", sender="a"), Message("stopped", sender="b")]
+    asyncio.run(coordinate(hand, job()))
+    stops = [peer for peer, message in hand.sent if message.kind == "stop"]
+    assert stops.count("a") == stops.count("b") == 1
+    assert stops.count("c") == 5
+
+
+def test_a_second_restart_is_not_taken_for_the_first() -> None:
+    hand = ScriptedHand("coordinator", [], DEVICES)
+    hand.saved = Progress({"stem": one(1.0), "task/3": one(1.0)}, round=0, attempt=1)
+    asyncio.run(coordinate(hand, job()))  # nobody answers
+    assert [m.facts["call"][0] for _, m in hand.sent if m.kind == "round"] == [2, 2, 2]
+    assert hand.saved.attempt == 2

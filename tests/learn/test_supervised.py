@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +11,9 @@ from torch import nn
 
 from manyhands.blocks import Part, Weights, whole_model
 from manyhands.data import Examples
+from manyhands.errors import RunError
 from manyhands.learn.optimizers import OptimizerSection, first_slots, restored_slots, saved_slots, step
+from manyhands.learn.randomness import own_randomness
 from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase, accuracy_of
 from manyhands.models import cost_of
 from manyhands.seeds import torch_generator
@@ -38,7 +42,7 @@ def examples(count: int = 60) -> Examples:
     return Examples(x.to(torch.uint8), y)
 
 
-ARCHITECTURE = Architecture("test network", network, cost_of(network(), SHAPE))
+ARCHITECTURE = Architecture("test network", partial(copy.deepcopy, network()), cost_of(network(), SHAPE))
 FIRST = Weights({name: tensor.clone() for name, tensor in network().state_dict().items()})
 
 
@@ -78,6 +82,30 @@ def test_a_phase_is_the_same_on_any_thread_beside_any_other() -> None:
     assert not same(expected[0], expected[1])
 
 
+def test_a_network_whose_draws_cannot_be_repeated_is_refused() -> None:
+    class Odd(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return nn.functional.rrelu(x, training=True)
+
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 3), Odd())
+
+    architecture = Architecture("odd", make, cost_of(make(), SHAPE))
+    local = LocalPhase("pi", architecture, {}, examples(), LearnSection(batch_size=8), seed=1)
+    with pytest.raises(RunError, match="cannot be repeated"):
+        local.work(Weights(make().state_dict()), None, 0, {}, 0).run()
+
+
+@pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, lambda x: torch.randint_like(x, 3)])
+def test_draws_like_a_tensor_are_repeated(draw: Any) -> None:
+    x, draws = torch.zeros(5), []
+    for _ in range(2):
+        with own_randomness(torch_generator(1, "x")):
+            draws.append(draw(x))
+    assert torch.equal(*draws)
+    assert draws[0].shape == x.shape
+
+
 def test_dropout_draws_do_not_touch_the_global_generator() -> None:
     before = torch.random.get_rng_state()
     trained(phase())
@@ -90,11 +118,11 @@ def test_a_phase_leaves_what_it_was_given_alone() -> None:
     assert same(first, dict(FIRST))
 
 
-def test_shared_tensors_stay_as_received_and_private_ones_move_on() -> None:
+def test_only_private_tensors_are_kept_and_shared_ones_go_into_the_update() -> None:
     layout = {"stem": {"w": Part("0.weight"), "b": Part("0.bias")}}
     outcome = trained(phase(layout=layout))
     replica, update = outcome.weights["replica"], outcome.weights["update/stem"]
-    assert replica["0.weight"] is FIRST["0.weight"]
+    assert "0.weight" not in replica
     assert not torch.equal(update["w"], FIRST["0.weight"])
     assert not torch.equal(replica["6.weight"], FIRST["6.weight"])
 

@@ -28,12 +28,13 @@ __all__ = ["Checkpoint", "read_checkpoint", "write_checkpoint"]
 class Checkpoint:
     """What a checkpoint file holds."""
 
+    job_hash: str
     num_events: int
     holdings: Mapping[str, Mapping[str, torch.Tensor]]
 
 
-def write_checkpoint(folder: Path, num_events: int, held: Mapping[str, Weights]) -> Path:
-    """Writes the checkpoint of the first `num_events` events and removes older ones."""
+def write_checkpoint(folder: Path, job_hash: str, num_events: int, held: Mapping[str, Weights]) -> Path:
+    """Writes the checkpoint of the first `num_events` events of a job and removes older ones."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors: dict[str, torch.Tensor] = {}
     names: dict[int, str] = {}
@@ -47,7 +48,11 @@ def write_checkpoint(folder: Path, num_events: int, held: Mapping[str, Weights])
                 tensors[key] = tensor.detach().cpu().contiguous()
     path = folder / f"{num_events:012d}.safetensors"
     partial = path.with_suffix(".partial")
-    save_file(tensors, partial, metadata={"num_events": str(num_events), "owners": json.dumps(owners)})
+    metadata = {"job": job_hash, "num_events": str(num_events), "owners": json.dumps(owners)}
+    try:
+        save_file(tensors, partial, metadata=metadata)
+    except SafetensorError as error:
+        raise RunError(f"{path}: cannot be written ({error}); make room and resume") from error
     with partial.open("rb") as file:
         os.fsync(file.fileno())
     partial.replace(path)
@@ -69,7 +74,7 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
         owners = json.loads(metadata["owners"])
         holdings = {holder: {n: tensors[k] for n, k in names.items()} for holder, names in owners.items()}
-        return Checkpoint(int(metadata["num_events"]), holdings)
+        return Checkpoint(metadata["job"], int(metadata["num_events"]), holdings)
     except (SafetensorError, OSError, KeyError, ValueError, TypeError) as error:
         raise RunError(
             f"{path}: not a whole checkpoint ({error}); delete it to start from the beginning"

@@ -22,8 +22,8 @@ __all__ = ["Cores"]
 def _keep_freed_memory() -> None:
     """Has glibc keep freed buffers for the next ones of their size instead of handing them to the system.
 
-    A training step frees and takes the same megabytes again and again; each time around, fresh pages cost more
-    than the arithmetic on them. Does nothing where the allocator is another.
+    A training step frees and takes the same megabytes again and again, and fresh pages cost more than the
+    arithmetic on them. Does nothing where the allocator is another.
     """
     try:
         libc = ctypes.CDLL(None)

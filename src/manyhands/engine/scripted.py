@@ -16,11 +16,18 @@ __all__ = ["ScriptedHand"]
 
 
 class ScriptedHand:
-    """Does works at once, takes messages from a list, and counts a second for each thing it does."""
+    """Does works at once, takes messages from a list, and counts a second for each work it does.
 
-    def __init__(self, name: str, inbox: Iterable[Message] = (), peers: Iterable[str] = ()) -> None:
+    A message comes when the program waits for it. With `queued` all are there from the start, so that a
+    program that only looks (``timeout_s=0``) sees them too.
+    """
+
+    def __init__(
+        self, name: str, inbox: Iterable[Message] = (), peers: Iterable[str] = (), *, queued: bool = False
+    ) -> None:
         self.name = name
         self.inbox = list(inbox)
+        self._queued = queued
         self.peers = tuple(peers)
         self.seconds = 0.0
         self.saved: Any = None
@@ -44,6 +51,8 @@ class ScriptedHand:
 
     async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
         """The next scripted message of these kinds; None, as if time were up, when the script has none."""
+        if timeout_s == 0 and not self._queued:
+            return None
         for position, message in enumerate(self.inbox):
             if not kinds or message.kind in kinds:
                 return self.inbox.pop(position)

@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -155,6 +156,7 @@ class Simulation:
         checkpoint: The tensors to go on with when the recorded lines are used up.
         checkpoint_folder: Where to write checkpoints; None for none.
         checkpoint_every_s: Real seconds between checkpoints.
+        job_hash: Which job a checkpoint is of.
         before_checkpoint: Makes sure that what was written so far is in the file.
     """
 
@@ -170,6 +172,7 @@ class Simulation:
         checkpoint: Checkpoint | None = None,
         checkpoint_folder: Path | None = None,
         checkpoint_every_s: float = 10.0,
+        job_hash: str = "",
         before_checkpoint: Callable[[], None] = lambda: None,
     ) -> None:
         self.loop = VirtualLoop()  # type: ignore[abstract]  # it leaves out sockets and processes on purpose
@@ -182,8 +185,11 @@ class Simulation:
         self._checkpoint = checkpoint
         self._checkpoint_folder = checkpoint_folder
         self._before_checkpoint = before_checkpoint
+        self._job_hash = job_hash
         self._checkpoint_due = Interval(checkpoint_every_s)
         self._to_restart: set[str] = set()
+        self._busy_until = dict.fromkeys((device.name for device in fleet.devices), 0.0)
+        self._over = False
         self._num_works = 0
         self._num_messages = 0
         self._running: dict[int, Future[Outcome]] = {}
@@ -212,6 +218,7 @@ class Simulation:
 
     def _stop_tasks(self) -> None:
         self.loop.clear()
+        self._over = True
         for hand in self.hands.values():
             if hand.task is not None and not hand.task.done():
                 hand.task.cancel()
@@ -228,14 +235,24 @@ class Simulation:
         try:
             hand.result = await hand.program(hand)
             hand.finished = True
-            if all(h.finished or not (h.alive or h.name in self._to_restart) for h in self.hands.values()):
+            if not any(self._matters(other) for other in self.hands.values()):
                 self.loop.stop()
         except asyncio.CancelledError:
             raise
-        except ManyhandsError as error:
+        except (ManyhandsError, OSError) as error:
             self.loop.fail(error)
         except Exception as error:  # any failure of a program ends the run, with its place
             self.loop.fail(_placed(error, f"{hand.name} at {self.loop.time():.3f} s"))
+
+    def _matters(self, hand: SimulatedHand) -> bool:
+        """Whether the run goes on for this hand's sake.
+
+        One that will be restarted counts only while somebody it talks to is still at work.
+        """
+        if hand.alive or hand.finished:
+            return not hand.finished
+        peers = [self.hands[peer] for peer in hand.all_peers]
+        return hand.name in self._to_restart and (not peers or any(not peer.finished for peer in peers))
 
     # Events.
 
@@ -252,7 +269,7 @@ class Simulation:
             self.journal.flush(wait=True)
             self._before_checkpoint()
             held = {key: weights for key, weights in self._held.items() if not weights.is_absent}
-            write_checkpoint(self._checkpoint_folder, self.journal.num_events, held)
+            write_checkpoint(self._checkpoint_folder, self._job_hash, self.journal.num_events, held)
 
     def _go_on_live(self) -> None:
         """The end of a replay: brings the tensors back and starts the works that were under way."""
@@ -270,18 +287,23 @@ class Simulation:
         """Charges a work to the hand's device and returns its outcome at its virtual end."""
         self._num_works += 1
         number = self._num_works
-        started = self.loop.time()
+        # A device that also hosts the coordinator does one thing after the other.
+        started = max(self.loop.time(), self._busy_until[hand.host])
         end = finish_time(started, work.flops / self.fleet[hand.host].flops, self._slow[hand.host])
+        self._busy_until[hand.host] = end
         if self.journal.replaying:
             self._owed[number] = work
         else:
             self._running[number] = self.cores.submit(work)
         try:
-            await asyncio.sleep(end - started)
+            await asyncio.sleep(end - self.loop.time())
         except asyncio.CancelledError:
             self._owed.pop(number, None)
             if (future := self._running.pop(number, None)) is not None:
                 future.cancel()
+            if not self._over:
+                self._busy_until[hand.host] = self.loop.time()
+                self.emit(hand.name, "interrupted", {"work": work.name, "started": started, **work.facts})
             raise
         outcome = self._outcome(hand, number, work)
         sizes = {name: weights.nbytes for name, weights in outcome.weights.items()}
@@ -326,7 +348,7 @@ class Simulation:
         self.emit(hand.name, "sent", facts)
         faults = () if local else self.faults.on_message(now, (hand.host, receiver.host, hand.name, peer))
         if not local and (
-            self.faults.cut(now, hand.host, receiver.host) or any(isinstance(f, Loss) for f in faults)
+            not self._passes(hand.host, receiver.host) or any(isinstance(f, Loss) for f in faults)
         ):
             self.emit(hand.name, "message_lost", facts)
             return
@@ -343,6 +365,13 @@ class Simulation:
                 message = self._corrupted(message, fault)
         for _ in range(copies):
             self.loop.call_at(arrival, self._arrive, receiver, receiver.incarnation, message, nbytes)
+
+    def _passes(self, a: str, b: str) -> bool:
+        """Whether a message gets through: no partition on its way, and everybody who passes it on is up."""
+        route = self.fleet.path(a, b)
+        if any(self.faults.cut(self.loop.time(), *ends) for ends in [(a, b), *pairwise(route)]):
+            return False
+        return all(self.hands[relay].alive for relay in route[1:-1] if relay in self.hands)
 
     def _arrive(self, receiver: SimulatedHand, incarnation: int, message: Message, nbytes: int) -> None:
         facts = {"from": message.sender, "kind": message.kind, "round": message.round, "bytes": nbytes}
@@ -434,4 +463,4 @@ class Simulation:
 
 def _placed(error: BaseException, place: str) -> RunError:
     """An error with the device and stage in which it arose."""
-    return RunError(f"{place}: {type(error).__name__}: {error}")
+    return RunError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}")

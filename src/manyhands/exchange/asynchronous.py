@@ -7,7 +7,7 @@ started from an old version may count for less (`staleness`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,53 +18,77 @@ from manyhands.hand import Hand, Message, Outcome, Work
 __all__ = ["answer_each"]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Asked:
-    """A call that a device has not answered yet: its number, the version it was given, when it is overdue."""
+    """What a device has been asked and has not answered yet.
 
-    call: list[int]
-    version: int
-    due_s: float
+    A call that seems lost is repeated, with a new number, because the device passes over numbers it has
+    seen. An answer to an older call is as good as one to the newest: it may have been on its way.
+    """
+
+    versions: dict[int, int] = field(default_factory=dict)
+    """Number of the call -> how many updates had been merged then."""
+    due_s: float = math.inf
+    patience: float = 1.0
+
+    def answered(self, number: int) -> int:
+        """Takes note of an answer and gives the version it started from."""
+        version = self.versions.pop(number)
+        for older in [n for n in self.versions if n < number]:
+            del self.versions[older]
+        self.patience = 1.0
+        return version
 
 
 async def answer_each(hand: Hand, job: Coordination, progress: Progress) -> Progress:
     """Merges as many updates as the synchronous coordinator would at most, in the order in which they come.
 
-    A device whose call or answer was lost is called again when its answer is overdue.
+    A device whose answer is overdue is called again, each time after twice the time.
     """
     goal = job.section.rounds * len(job.holds)
-    asked: dict[str, _Asked] = {}
+    asked = {peer: _Asked() for peer in job.holds}
     num_calls = 0
 
     async def call(peer: str) -> None:
         nonlocal num_calls
         num_calls += 1
         limit_s = job.section.deadline_s or job.section.slack * job.expected_s[peer]
-        asked[peer] = _Asked([progress.attempt, num_calls], progress.num_merged, hand.seconds + limit_s)
-        blocks = job.blocks_of(peer, progress.blocks)
-        await hand.send(peer, Message("round", progress.round, {"call": asked[peer].call}, blocks))
+        asked[peer].versions[num_calls] = progress.num_merged
+        asked[peer].due_s = hand.seconds + limit_s * asked[peer].patience
+        facts = {"call": [progress.attempt, num_calls]}
+        await hand.send(peer, Message("round", progress.round, facts, job.blocks_of(peer, progress.blocks)))
 
     for peer in hand.peers:
         await call(peer)
     while progress.num_merged < goal:
-        timeout_s = max(min(a.due_s for a in asked.values()) - hand.seconds, 0.0) if asked else None
+        due_s = min(state.due_s for state in asked.values())
+        timeout_s = None if due_s == math.inf else max(due_s - hand.seconds, 0.0)
         message = await hand.receive("update", "lost", "joined", timeout_s=timeout_s)
         if message is None:
-            for peer in [peer for peer, a in asked.items() if a.due_s <= hand.seconds]:
+            for peer in [peer for peer, state in asked.items() if state.due_s <= hand.seconds]:
                 hand.report("missed", round=progress.round, peers=[peer])
+                asked[peer].patience *= 2
                 await call(peer)
         elif message.kind == "lost":
-            asked.pop(message.sender, None)
+            asked[message.sender] = _Asked()
         elif message.kind == "joined":
+            asked[message.sender] = _Asked()
             await call(message.sender)
-        elif message.sender in asked and message.facts.get("call") == asked[message.sender].call:
-            age = progress.num_merged - asked.pop(message.sender).version
+        elif _number(message, progress.attempt) in asked[message.sender].versions:
+            age = progress.num_merged - asked[message.sender].answered(_number(message, progress.attempt))
             progress = await _merge_one(hand, job, progress, message, age)
             hand.save(progress)
-            await call(message.sender)
+            if not asked[message.sender].versions:
+                await call(message.sender)
         else:
             hand.report("late", peer=message.sender, round=message.round)
     return progress
+
+
+def _number(message: Message, attempt: int) -> int:
+    """The number of the call that a message answers; -1 if it was another coordinator's."""
+    asked_in, number = message.facts["call"]
+    return number if asked_in == attempt else -1
 
 
 async def _merge_one(

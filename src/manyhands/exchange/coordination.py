@@ -43,6 +43,10 @@ class ExchangeSection(Section):
             )
         if self.mode == "asynchronous" and self.fraction != 1:
             raise ValueError('fraction is of a synchronous round: mode = "asynchronous" calls everybody')
+        if self.mode == "synchronous" and self.staleness:
+            raise ValueError('staleness needs mode = "asynchronous": a synchronous round has no old updates')
+        if self.mode == "synchronous" and self.mix != ExchangeSection.model_fields["mix"].default:
+            raise ValueError('mix needs mode = "asynchronous": a synchronous round takes the mean')
         return self
 
 

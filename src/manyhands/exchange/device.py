@@ -19,7 +19,7 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
     while (number := replica.num_rounds) < num_rounds:
         replica = replica.after(await hand.compute(member.train(replica, {}, number)))
         hand.save(replica)
-        if _looks(number + 1, evaluate_every, num_rounds):
+        if _looks(replica.num_rounds, evaluate_every, num_rounds):
             hand.report("evaluated", observe=member.evaluate(replica, {}), round=number + 1)
         hand.report("round", round=number + 1)
     hand.report("finished", round=replica.num_rounds)
@@ -32,23 +32,29 @@ async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every:
     answered = (-1, -1)
     while (message := await _newest(hand, answered)).kind == "round":
         answered = _call(message)
-        trained = await hand.compute(member.train(replica, message.blocks, message.round))
-        before, replica = replica, replica.after(trained)
-        hand.save(replica)
-        facts = {"examples": member.num_examples, "call": list(answered)}
-        update = Message("update", message.round, facts, updated_blocks(trained))
-        await hand.send(message.sender, update)
-        if _looks(message.round, evaluate_every, num_rounds):
-            hand.report("evaluated", observe=member.evaluate(before, message.blocks), round=message.round)
+        if _looks(replica.num_rounds, evaluate_every, num_rounds):
+            hand.report("evaluated", observe=member.evaluate(replica, message.blocks), round=message.round)
+        replica = await _answer(hand, member, replica, message)
+        # The update is the coordinator's now; keeping what it came from until the next round would cost an
+        # idle device of a simulation a network's worth of memory.
+        del message
         hand.report("round", round=replica.num_rounds)
-        # The update is the coordinator's now; keeping it here until the next round would cost a network's
-        # worth of memory for every idle device of a simulation.
-        del trained, update, before
     settled = await hand.compute(member.settle(replica, message.blocks))
     replica = Replica(settled.weights["replica"], replica.optimizer, replica.num_steps, replica.num_rounds)
     hand.save(replica)
     hand.report("evaluated", observe=member.evaluate(replica, {}), round=message.round)
+    await hand.send(message.sender, Message("stopped", message.round))
     hand.report("finished", round=replica.num_rounds)
+    return replica
+
+
+async def _answer(hand: Hand, member: Member, replica: Replica, message: Message) -> Replica:
+    """Trains on the blocks of a call and sends back what became of them."""
+    trained = await hand.compute(member.train(replica, message.blocks, message.round))
+    replica = replica.after(trained)
+    hand.save(replica)
+    facts = {"examples": member.num_examples, "call": message.facts["call"]}
+    await hand.send(message.sender, Message("update", message.round, facts, updated_blocks(trained)))
     return replica
 
 

@@ -26,14 +26,15 @@ async def call_rounds(hand: Hand, job: Coordination, progress: Progress) -> Prog
         chosen = await _choose(hand, job, progress.round)
         for peer in chosen:
             await hand.send(peer, _call(job, progress, peer))
-        updates = await _collect(hand, job, progress, chosen)
-        progress = await _merge_round(hand, job, progress, updates)
+        progress = await _merge_round(hand, job, progress, await _collect(hand, job, progress, chosen))
         hand.save(progress)
     return progress
 
 
 async def _choose(hand: Hand, job: Coordination, number: int) -> list[str]:
     """The devices of this round, in fleet order; waits if nobody is there."""
+    while await hand.receive("lost", "joined", timeout_s=0) is not None:
+        pass  # who is there now is what counts; news from before the call would be taken for news of it
     while not (peers := hand.peers):
         hand.report("waiting", reason="no device is there")
         await hand.receive("joined")
@@ -69,7 +70,9 @@ async def _collect(
             missing.discard(sender)
         elif message.facts.get("call") != [progress.attempt, progress.round]:
             hand.report("late", peer=sender, round=message.round)
-        elif sender in missing:
+        elif sender in updates:
+            continue  # doubled on its way
+        else:
             missing.discard(sender)
             updates[sender] = message
     absent = [peer for peer in chosen if peer not in updates]
@@ -81,14 +84,15 @@ async def _collect(
 async def _merge_round(
     hand: Hand, job: Coordination, progress: Progress, updates: Mapping[str, Message]
 ) -> Progress:
-    blocks, refused = progress.blocks, {}
+    blocks, refused, said = progress.blocks, {}, list(updates)
     if updates:
         outcome = await hand.compute(_merge_work(job, progress.blocks, updates, progress.round))
         refused = outcome.facts["refused"]
         blocks = {**progress.blocks, **outcome.weights}
+    del updates  # merged; a checkpoint taken at the report below need not hold them
     for peer, reason in refused.items():
         hand.report("refused", peer=peer, round=progress.round, reason=reason)
-    merged = [peer for peer in updates if peer not in refused]
+    merged = [peer for peer in said if peer not in refused]
     done = replace(
         progress, blocks=blocks, round=progress.round + 1, num_merged=progress.num_merged + len(merged)
     )

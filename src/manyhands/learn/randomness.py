@@ -32,6 +32,9 @@ _TAKE_A_GENERATOR: frozenset[Callable[..., Any]] = frozenset(
         torch.Tensor.uniform_,
         torch.Tensor.random_,
         torch.Tensor.exponential_,
+        torch.Tensor.geometric_,
+        torch.Tensor.cauchy_,
+        torch.Tensor.log_normal_,
     }
 )
 
@@ -42,6 +45,14 @@ _DROPOUTS: dict[Callable[..., Any], bool] = {
     F.dropout3d: True,
 }
 """Which dropout functions there are, and whether they drop whole channels."""
+
+
+_LIKE: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.rand_like: torch.rand,
+    torch.randn_like: torch.randn,
+    torch.randint_like: torch.randint,
+}
+"""Functions that take no generator, and those that do the same with one."""
 
 
 class own_randomness(TorchFunctionMode):  # noqa: N801 - reads as a statement: `with own_randomness(generator):`
@@ -62,6 +73,10 @@ class own_randomness(TorchFunctionMode):  # noqa: N801 - reads as a statement: `
         kwargs = kwargs or {}
         if func in _DROPOUTS:
             return self._dropout(*args, channels=_DROPOUTS[func], **kwargs)
+        if func in _LIKE:
+            like, rest = args[0], args[1:]
+            kwargs = {"dtype": like.dtype, "device": like.device, "generator": self._generator, **kwargs}
+            return _LIKE[func](*rest, like.shape, **kwargs)
         if func in _TAKE_A_GENERATOR and kwargs.get("generator") is None:
             kwargs = {**kwargs, "generator": self._generator}
         return func(*args, **kwargs)

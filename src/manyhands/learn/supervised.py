@@ -22,6 +22,7 @@ from torch import nn
 
 from manyhands.blocks import Layout, Weights, absorb, extract, private_names
 from manyhands.data import Examples
+from manyhands.errors import RunError
 from manyhands.hand import Outcome, Work
 from manyhands.learn.optimizers import (
     OptimizerSection,
@@ -45,7 +46,7 @@ class LearnSection(OptimizerSection):
     batch_size: PositiveInt = 32
     epochs: PositiveInt = 1
     examples: PositiveInt | None = None
-    keep_optimizer: bool = True
+    keep_optimizer: bool | None = None
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
 
 
@@ -117,6 +118,7 @@ class LocalPhase:
         seed: The job's seed.
         torch_device: Where it computes.
         send: Whether updates carry parameters or the change since the round began.
+        keep_optimizer: Whether the optimizer's memory goes on from round to round.
     """
 
     device: str
@@ -127,6 +129,7 @@ class LocalPhase:
     seed: int
     torch_device: str = "cpu"
     send: Literal["parameters", "gradients"] = "parameters"
+    keep_optimizer: bool = True
 
     @property
     def num_used(self) -> int:
@@ -175,6 +178,7 @@ class LocalPhase:
         loss_of = getattr(module, "loss", None) or F.cross_entropy
         losses, seen = torch.zeros((), device=self.torch_device), 0
         draws = torch_generator(self.seed, self.device, number, "dropout", device=self.torch_device)
+        untouched = torch.random.get_rng_state()
         for x, y in self._batches(number, memory_format):
             with own_randomness(draws):
                 outputs = module(x)
@@ -186,14 +190,17 @@ class LocalPhase:
             losses += loss.detach() * len(x)
             seen += len(x)
             num_steps += 1
+        if not torch.equal(torch.random.get_rng_state(), untouched):
+            raise RunError(
+                "the network draws random numbers in a way that cannot be repeated; use nn.Dropout"
+            )
         trained = {name: _owned(tensor) for name, tensor in module.state_dict().items()}
         mean = float(losses) / max(seen, 1)
         facts = {"examples": seen, "num_steps": num_steps, "loss": mean if math.isfinite(mean) else None}
-        return trained, saved_slots(slots) if self.section.keep_optimizer else {}, facts
+        return trained, saved_slots(slots) if self.keep_optimizer else {}, facts
 
     def _results(self, start: Tensors, trained: Tensors, slots: Tensors) -> dict[str, Weights]:
-        own = set(private_names(trained, self.layout))
-        results = {"replica": Weights({n: trained[n] if n in own else start[n] for n in trained})}
+        results = {"replica": Weights({n: trained[n] for n in private_names(trained, self.layout)})}
         if slots:
             results["optimizer"] = Weights(slots)
         updates = extract(trained, self.layout)

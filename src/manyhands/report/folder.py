@@ -68,8 +68,11 @@ class RunFolder:
         if num_events == 0:
             self.trace.unlink(missing_ok=True)
             return []
-        with self.trace.open(encoding="utf-8") as file:
-            lines = [line.rstrip("\n") for line in islice(file, num_events)]
+        try:
+            with self.trace.open(encoding="utf-8") as file:
+                lines = [line.rstrip("\n") for line in islice(file, num_events)]
+        except (OSError, UnicodeDecodeError) as error:
+            raise RunError(f"{self.trace}: cannot be read ({error}); train the job anew") from error
         if len(lines) < num_events:
             raise RunError(f"{self.trace}: ends before its checkpoint ({len(lines)} of {num_events} events)")
         with self.trace.open("r+b") as cut:
@@ -79,8 +82,11 @@ class RunFolder:
     def events(self) -> Iterator[Facts]:
         """Every event of the trace."""
         with self.trace.open(encoding="utf-8") as file:
-            for line in file:
-                yield json.loads(line)
+            for number, line in enumerate(file, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise RunError(f"{self.trace}: line {number} is damaged; train the job anew") from error
 
     def open_trace(self) -> TextIO:
         """The trace, to append to."""
@@ -109,11 +115,17 @@ class RunFolder:
             loaded: dict[str, Any] = json.loads(self.result.read_text(encoding="utf-8"))
         except ValueError as error:
             raise JobError("result", str(self.result), f"is damaged: {error}") from error
+        if not isinstance(loaded, dict) or not {"schema", "job", "split", "devices", "hash"} <= loaded.keys():
+            raise JobError("result", str(self.result), "is not the result of a run")
         return loaded
 
     def finish(self, result: Mapping[str, Any]) -> None:
-        """Writes the figures and removes the checkpoint, which is of no more use."""
+        """Writes the figures; with them the run is finished."""
         write_atomically(self.result, json.dumps(result, indent=1, allow_nan=False) + "\n")
+        self.clear_checkpoint()
+
+    def clear_checkpoint(self) -> None:
+        """Removes what is of no use once there is a result."""
         if self.checkpoint.is_dir():
             for file in self.checkpoint.iterdir():
                 file.unlink()

@@ -45,6 +45,7 @@ class DeviceTally:
     bytes_received: int = 0
     accuracy: float | None = None
     loss: float | None = None
+    down_seconds: float = 0.0
     lost_at_seconds: float | None = None
     finished: bool = False
     curve: list[dict[str, Any]] = field(default_factory=list)
@@ -63,6 +64,7 @@ class Tally:
         self.num_events = 0
         self.merges = 0
         self.curve: list[dict[str, Any]] = []
+        self.finished: set[str] = set()
         self.notable: list[dict[str, Any]] = []
         self.num_notable = 0
         self.devices = {host: DeviceTally() for host in hosts.values()}
@@ -81,6 +83,8 @@ class Tally:
             self.merges += event["work"] == "merge"
             device.examples += event["facts"].get("examples", 0)
             device.loss = event["facts"].get("loss", device.loss)
+        elif kind == "interrupted":
+            device.busy_seconds += max(event["seconds"] - event["started"], 0.0)
         elif kind == "sent":
             device.bytes_sent += event["bytes"]
         elif kind == "received":
@@ -94,10 +98,14 @@ class Tally:
             self.round = event["round"]
             if "accuracy" in event:
                 self.curve.append(_point(event))
-        elif kind == "finished" and own:
-            device.finished = True
-        if own and kind in ("crashed", "restarted"):
-            device.lost_at_seconds = event["seconds"] if kind == "crashed" else None
+        elif kind == "finished":
+            self.finished.add(hand)
+            device.finished = device.finished or own
+        elif own and kind == "crashed":
+            device.lost_at_seconds = event["seconds"]
+        elif own and kind == "restarted":
+            device.down_seconds += event["seconds"] - (device.lost_at_seconds or event["seconds"])
+            device.lost_at_seconds = None
         if kind in NOTABLE:
             self._note(event)
 
@@ -116,7 +124,7 @@ class Tally:
         for device in fleet.devices:
             tally = self.devices[device.name]
             here_seconds = self.seconds if tally.lost_at_seconds is None else tally.lost_at_seconds
-            waiting_seconds = max(here_seconds - tally.busy_seconds, 0.0)
+            waiting_seconds = max(here_seconds - tally.down_seconds - tally.busy_seconds, 0.0)
             energy = device.active_watts * tally.busy_seconds + device.idle_watts * waiting_seconds
             figures.append(
                 {
@@ -135,7 +143,9 @@ class Tally:
                     "busy_seconds": tally.busy_seconds,
                     "waiting_seconds": waiting_seconds,
                     "energy_joules": energy,
+                    "down_seconds": tally.down_seconds,
                     "lost_at_seconds": tally.lost_at_seconds,
+                    "finished": tally.finished,
                     "curve": tally.curve,
                 }
             )
