@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from manyhands.models.dry import flat_size, output_of
+from manyhands.models.flatten import Flatten
 from manyhands.models.initial import he_initial
 
 __all__ = ["build"]
@@ -42,7 +43,7 @@ def _layers(
     )
     features = _features(stem, shape, down_to=1 if size == "small" else 6)
     width = flat_size(nn.Sequential(stem, features), shape)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=Flatten())
     if size == "full":
         for number in (6, 7):
             layers[f"drop{number}"] = nn.Dropout(dropout)

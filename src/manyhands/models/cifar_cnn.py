@@ -20,6 +20,7 @@ from collections import OrderedDict
 from torch import nn
 
 from manyhands.models.dry import flat_size
+from manyhands.models.flatten import Flatten
 
 __all__ = ["build"]
 
@@ -49,7 +50,7 @@ def build(size: str, *, shape: tuple[int, int, int], num_classes: int, padded: b
     width = flat_size(nn.Sequential(*stem.values(), *features.values()), shape)
     classifier = nn.Sequential(
         OrderedDict(
-            flatten=nn.Flatten(),
+            flatten=Flatten(),
             dense5=nn.Linear(width, hidden),
             relu5=nn.ReLU(),
             drop5=nn.Dropout(0.5),

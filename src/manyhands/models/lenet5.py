@@ -12,6 +12,7 @@ from collections import OrderedDict
 from torch import nn
 
 from manyhands.models.dry import flat_size
+from manyhands.models.flatten import Flatten
 from manyhands.models.initial import he_initial
 
 __all__ = ["build"]
@@ -39,7 +40,7 @@ def build(size: str, *, shape: tuple[int, int, int], num_classes: int) -> nn.Mod
         )
     )
     width = flat_size(nn.Sequential(stem, features), shape)
-    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=nn.Flatten())
+    layers: OrderedDict[str, nn.Module] = OrderedDict(flatten=Flatten())
     for number, units in enumerate(hidden, start=3):
         layers[f"dense{number}"], layers[f"relu{number}"] = nn.Linear(width, units), nn.ReLU()
         width = units

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from torch import nn
 
 from manyhands.models.dry import flat_size
+from manyhands.models.flatten import Flatten
 
 __all__ = ["build"]
 
@@ -22,13 +23,16 @@ def build(size: str, *, shape: tuple[int, int, int], num_classes: int) -> nn.Mod
     stem = nn.Sequential(OrderedDict(conv1=nn.Conv2d(shape[0], 32, 3), relu1=nn.ReLU()))
     features = nn.Sequential(
         OrderedDict(
-            conv2=nn.Conv2d(32, 64, 3), relu2=nn.ReLU(), pool2=nn.MaxPool2d(2), drop2=nn.Dropout(0.25)
+            conv2=nn.Conv2d(32, 64, 3),
+            pool2=nn.MaxPool2d(2),
+            relu2=nn.ReLU(),  # the same after the maximum as before it, on a quarter of the numbers
+            drop2=nn.Dropout(0.25),
         )
     )
     width = flat_size(nn.Sequential(stem, features), shape)
     classifier = nn.Sequential(
         OrderedDict(
-            flatten=nn.Flatten(),
+            flatten=Flatten(),
             dense3=nn.Linear(width, 128),
             relu3=nn.ReLU(),
             drop3=nn.Dropout(0.5),
