@@ -1,7 +1,7 @@
 """A network of your own: any callable that gives an `nn.Module`.
 
-Arguments named `shape` (channels, height, width) and `num_classes` are filled in from the data; others come from
-`[model] options`.
+Arguments named `shape` (channels, height, width) and `num_classes` are filled in from the data; others come
+from `[model] options`.
 """
 
 from torch import nn
