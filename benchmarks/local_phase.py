@@ -9,11 +9,13 @@ repeats (a shared machine only ever adds time).
 from __future__ import annotations
 
 import argparse
+import copy
 import datetime
 import itertools
 import platform
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import torch
 
@@ -30,10 +32,7 @@ NETWORKS = ("lenet5", "two_conv", "cifar_cnn", "squeezenet", "mobilenet_v2", "vg
 def make_phase(name: str, layout: str, batch_size: int, num_examples: int, torch_device: str) -> tuple:
     section = ModelSection(name=name)
 
-    def make() -> torch.nn.Module:
-        return build(section, SHAPE, 10, seed=0)
-
-    module = make()
+    module = build(section, SHAPE, 10, seed=0)
     draws = torch.Generator().manual_seed(0)
     examples = Examples(
         torch.randint(0, 256, (num_examples, *SHAPE), generator=draws, dtype=torch.uint8),
@@ -41,7 +40,7 @@ def make_phase(name: str, layout: str, batch_size: int, num_examples: int, torch
     )
     weights = Weights(module.state_dict())
     learn = LearnSection(batch_size=batch_size, memory_format=layout, learning_rate=0.001)
-    architecture = Architecture((name, layout), make, cost_of(module, SHAPE))
+    architecture = Architecture((name, layout), partial(copy.deepcopy, module), cost_of(module, SHAPE))
     phase = LocalPhase("bench", architecture, whole_model(weights), examples, learn, 0, torch_device)
     return phase, weights
 

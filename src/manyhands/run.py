@@ -20,7 +20,7 @@ from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.clock import wall_seconds
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Faults, Partition, SlowDown
-from manyhands.engine.simulate import Simulation
+from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
 from manyhands.exchange.member import Replica
@@ -143,10 +143,9 @@ def _simulate(
             cores=Cores(job.run.workers, job.run.threads),
             recorded=recorded,
             checkpoint=checkpoint,
-            checkpoint_folder=folder.checkpoint,
-            checkpoint_every_s=job.run.checkpoint_every_s,
-            job_hash=job.hash,
-            before_checkpoint=lambda: _to_disk(trace),
+            keeping=Keeping(
+                folder.checkpoint, job.hash, job.run.checkpoint_every_s, before=lambda: _to_disk(trace)
+            ),
         )
         return simulation.run()
 

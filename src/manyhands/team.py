@@ -90,7 +90,7 @@ class _Setting:
     job: Job
     fleet: Fleet
     split: Split
-    library: _Library
+    network_of: _Library
     looker: _Looker
 
 
@@ -112,7 +112,7 @@ def make_team(job: Job, dataset: Dataset, fleet: Fleet, split: Split, library: _
 
 def _phase(setting: _Setting, device: Device, train: Examples) -> LocalPhase:
     job, seat = setting.job, setting.split.seats[device.name]
-    architecture, first = setting.library(seat.size)
+    architecture, first = setting.network_of(seat.size)
     keep = job.learn.keep_optimizer
     if keep is None:
         # A network that is wholly shared is another one each round, and remembering the steps on it would
@@ -186,7 +186,7 @@ def _member(setting: _Setting, phase: LocalPhase) -> Member:
     def settle(replica: Replica, blocks: Blocks) -> Work:
         return phase.settle(replica.weights, blocks)
 
-    first = setting.library(setting.split.seats[phase.device].size)[1]
+    first = setting.network_of(setting.split.seats[phase.device].size)[1]
     return Member(phase.device, Replica(first), len(phase.train), train, settle, evaluate)
 
 
@@ -234,7 +234,7 @@ def _participants(
 
 
 def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str) -> Coordination:
-    job, split, library = setting.job, setting.split, setting.library
+    job, split, library = setting.job, setting.split, setting.network_of
     blocks: dict[str, Weights] = {}
     for seat in split.seats.values():
         missing = {name: parts for name, parts in seat.layout.items() if name not in blocks}
@@ -258,7 +258,7 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
     merged = setting.split.merged
     if merged is None:
         return None
-    architecture, first = setting.library(merged.size)
+    architecture, first = setting.network_of(merged.size)
 
     def look(blocks: Blocks) -> Work:
         own = {name: blocks[name] for name in merged.layout}

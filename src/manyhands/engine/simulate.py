@@ -9,7 +9,7 @@ when the virtual clock has reached its end, so works that overlap in virtual tim
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -37,110 +37,32 @@ from manyhands.engine.faults import (
 )
 from manyhands.engine.journal import Journal
 from manyhands.engine.network import Network
+from manyhands.engine.simulated_hand import Participant, SimulatedHand
 from manyhands.errors import ManyhandsError, RunError
 from manyhands.fleet import Fleet
-from manyhands.hand import Facts, Message, Outcome, Program, Work
+from manyhands.hand import Facts, Message, Outcome, Work
 
-__all__ = ["Participant", "Simulation"]
+__all__ = ["Keeping", "Participant", "Simulation"]
 
 LEASE_S = 2.0
 """How long a silent peer is believed to be there (a live liveliness lease is of this order)."""
 
-RESTING_EVENTS = frozenset({"merged", "round"})
-"""Events at which few tensors are alive, so that a checkpoint taken there is small."""
-
 
 @dataclass(frozen=True)
-class Participant:
-    """One hand of a simulation: its program, the device it lives on, and whom it talks to."""
+class Keeping:
+    """How a simulation keeps checkpoints.
 
-    program: Program
-    host: str
-    peers: tuple[str, ...] = ()
+    Attributes:
+        folder: Where they go.
+        job_hash: Which job they are of.
+        every_s: Real seconds between them.
+        before: Makes sure that the events written so far are on disk.
+    """
 
-
-class SimulatedHand:
-    """The verbs of `Hand` on the virtual clock."""
-
-    def __init__(self, simulation: Simulation, name: str, participant: Participant) -> None:
-        self._simulation = simulation
-        self._name = name
-        self.host = participant.host
-        self.program = participant.program
-        self.all_peers = participant.peers
-        self.believed = set(participant.peers)
-        self.alive = False
-        self.incarnation = 0
-        self.task: asyncio.Task[Any] | None = None
-        self.result: Any = None
-        self.finished = False
-        self._saved: Any = None
-        self._mailbox: deque[Message] = deque()
-        self._waiting: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def seconds(self) -> float:
-        return self._simulation.loop.time()
-
-    @property
-    def peers(self) -> tuple[str, ...]:
-        return tuple(peer for peer in self.all_peers if peer in self.believed)
-
-    @property
-    def saved(self) -> Any:
-        return self._saved
-
-    def save(self, state: Any) -> None:
-        self._saved = state
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-    async def compute(self, work: Work) -> Outcome:
-        return await self._simulation.compute(self, work)
-
-    async def send(self, peer: str, message: Message) -> None:
-        self._simulation.send(self, peer, message)
-
-    async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
-        for message in self._mailbox:
-            if not kinds or message.kind in kinds:
-                self._mailbox.remove(message)
-                return message
-        if timeout_s is not None and timeout_s <= 0:
-            return None
-        future: asyncio.Future[Message] = self._simulation.loop.create_future()
-        self._waiting = (kinds, future)
-        try:
-            if timeout_s is None:
-                return await future
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting = None
-
-    def report(self, event: str, *, observe: Work | None = None, **facts: Any) -> None:
-        self._simulation.emit(self._name, event, facts, observe)
-
-    def deliver(self, message: Message) -> None:
-        """Puts a message into the mailbox, or straight into the hand that waits for it."""
-        if self._waiting is not None:
-            kinds, future = self._waiting
-            if not future.done() and (not kinds or message.kind in kinds):
-                future.set_result(message)
-                return
-        self._mailbox.append(message)
-
-    def forget(self) -> None:
-        """What a crash takes away: everything but what was saved."""
-        self._mailbox.clear()
-        self._waiting = None
+    folder: Path
+    job_hash: str
+    every_s: float
+    before: Callable[[], None]
 
 
 class Simulation:
@@ -154,10 +76,7 @@ class Simulation:
         cores: Where works run.
         recorded: The trace lines of a run to go on from, exactly those the checkpoint counts.
         checkpoint: The tensors to go on with when the recorded lines are used up.
-        checkpoint_folder: Where to write checkpoints; None for none.
-        checkpoint_every_s: Real seconds between checkpoints.
-        job_hash: Which job a checkpoint is of.
-        before_checkpoint: Makes sure that what was written so far is in the file.
+        keeping: How to keep checkpoints; None for none.
     """
 
     def __init__(
@@ -170,10 +89,7 @@ class Simulation:
         cores: Cores | None = None,
         recorded: Sequence[str] = (),
         checkpoint: Checkpoint | None = None,
-        checkpoint_folder: Path | None = None,
-        checkpoint_every_s: float = 10.0,
-        job_hash: str = "",
-        before_checkpoint: Callable[[], None] = lambda: None,
+        keeping: Keeping | None = None,
     ) -> None:
         self.loop = VirtualLoop()  # type: ignore[abstract]  # it leaves out sockets and processes on purpose
         self.fleet = fleet
@@ -183,10 +99,8 @@ class Simulation:
         self.network = Network(fleet)
         self.hands = {name: SimulatedHand(self, name, p) for name, p in participants.items()}
         self._checkpoint = checkpoint
-        self._checkpoint_folder = checkpoint_folder
-        self._before_checkpoint = before_checkpoint
-        self._job_hash = job_hash
-        self._checkpoint_due = Interval(checkpoint_every_s)
+        self._keeping = keeping
+        self._checkpoint_due = Interval(keeping.every_s if keeping else 0.0)
         self._to_restart: set[str] = set()
         self._busy_until = dict.fromkeys((device.name for device in fleet.devices), 0.0)
         self._over = False
@@ -205,6 +119,9 @@ class Simulation:
             self._schedule_crash(crash)
         for partition in self.faults.partitions:
             self._schedule_partition(partition)
+        thresholds = gc.get_threshold()
+        # Many small objects and next to no cycles: looking for those took a fifth of the time.
+        gc.set_threshold(100_000, 20, 20)
         try:
             self.loop.run_until_idle()
             for hand in self.hands.values():
@@ -214,6 +131,7 @@ class Simulation:
         finally:
             self._stop_tasks()
             self.cores.close()
+            gc.set_threshold(*thresholds)
         return {name: hand.result if hand.finished else hand.saved for name, hand in self.hands.items()}
 
     def _stop_tasks(self) -> None:
@@ -265,11 +183,23 @@ class Simulation:
                 self._go_on_live()
             return
         self.journal.append(record, self.cores.submit(observe) if observe is not None else None)
-        if self._checkpoint_folder is not None and event in RESTING_EVENTS and self._checkpoint_due.due():
-            self.journal.flush(wait=True)
-            self._before_checkpoint()
-            held = {key: weights for key, weights in self._held.items() if not weights.is_absent}
-            write_checkpoint(self._checkpoint_folder, self._job_hash, self.journal.num_events, held)
+        if self._keeping is not None and self._rests(device, event) and self._checkpoint_due.due():
+            self._keep(self._keeping)
+
+    def _rests(self, device: str, event: str) -> bool:
+        """Whether few tensors are alive at this event, so that a checkpoint taken now is small.
+
+        After a merge the updates are gone. In the middle of a round they are on their way; only those who
+        work alone rest after each of theirs.
+        """
+        return event == "merged" or (event == "round" and not self.hands[device].all_peers)
+
+    def _keep(self, keeping: Keeping) -> None:
+        """Writes a checkpoint of this moment."""
+        self.journal.flush(wait=True)
+        keeping.before()
+        held = {key: weights for key, weights in self._held.items() if not weights.is_absent}
+        write_checkpoint(keeping.folder, keeping.job_hash, self.journal.num_events, held)
 
     def _go_on_live(self) -> None:
         """The end of a replay: brings the tensors back and starts the works that were under way."""
@@ -346,8 +276,9 @@ class Simulation:
         nbytes = 0 if local else message.nbytes
         facts = {"to": peer, "kind": message.kind, "round": message.round, "bytes": nbytes}
         self.emit(hand.name, "sent", facts)
-        faults = () if local else self.faults.on_message(now, (hand.host, receiver.host, hand.name, peer))
-        if not local and (
+        safe = local or not self.faults.script
+        faults = () if safe else self.faults.on_message(now, (hand.host, receiver.host, hand.name, peer))
+        if not safe and (
             not self._passes(hand.host, receiver.host) or any(isinstance(f, Loss) for f in faults)
         ):
             self.emit(hand.name, "message_lost", facts)
