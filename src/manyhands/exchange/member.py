@@ -20,10 +20,10 @@ Blocks = Mapping[str, Weights]
 
 @dataclass(frozen=True)
 class Replica:
-    """A device's own network between local phases.
+    """What a device keeps of its network between local phases.
 
-    Its private tensors are the device's latest; its shared ones are the version it last received, because
-    what the device made of them since has gone into its update.
+    Before the first and after the last round that is all of it; in between, the tensors that are its own. What
+    it made of the shared ones has gone into its update, and the next message brings them back.
     """
 
     weights: Weights
