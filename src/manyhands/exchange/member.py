@@ -22,8 +22,8 @@ Blocks = Mapping[str, Weights]
 class Replica:
     """What a device keeps of its network between local phases.
 
-    Before the first and after the last round that is all of it; in between, the tensors that are its own. What
-    it made of the shared ones has gone into its update, and the next message brings them back.
+    Before the first and after the last round that is all of it; in between, the tensors that are its own.
+    What it made of the shared ones has gone into its update, and the next message brings them back.
     """
 
     weights: Weights
