@@ -189,7 +189,7 @@ def test_every_snippet_is_a_job_or_a_part_of_one(text: str, tmp_path: Path) -> N
     missing = "" if "model" in said else "\n[model]\nname = 'lenet5'\n"
     missing += "" if "device" in said.get("fleet", {}) else "\n[[fleet.device]]\nkind = 'laptop'\n"
     path.write_text(text + missing, encoding="utf-8")
-    load_job(path)
+    assert load_job(path).hash
 
 
 @pytest.mark.parametrize("text", WHOLE)

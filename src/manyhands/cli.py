@@ -27,7 +27,8 @@ from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
 from manyhands.fleet import CATALOG
 from manyhands.job import Job, load_job, quick_start
 from manyhands.models import FAMILIES, cost_of
-from manyhands.report.folder import RunFolder, write_atomically
+from manyhands.report.atomic import write_atomically
+from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_compare_page
 from manyhands.report.plots import save_compare_png
 from manyhands.report.units import bytes_text, count_text, memory_text, seconds_text

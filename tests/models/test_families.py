@@ -82,7 +82,8 @@ def test_smallest_and_oblong_images_work_and_smaller_ones_are_refused(name, size
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_speech_pictures_work(name):
-    make(name, (1, 49, 40), 12, size=FAMILIES[name].sizes[0])
+    model = make(name, (1, 49, 40), 12, size=FAMILIES[name].sizes[0]).eval()
+    assert model(torch.zeros(1, 1, 49, 40)).shape == (1, 12)
 
 
 @pytest.mark.parametrize(("name", "size"), EVERY_SIZE)

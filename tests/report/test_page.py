@@ -137,8 +137,8 @@ def test_escapes_all_that_comes_from_outside(tmp_path):
 
 @pytest.mark.parametrize("result", SPARSE[1:4])
 def test_a_sparse_result_still_makes_a_page(result, tmp_path):
-    read(write_page(result, "", tmp_path / "report.html"))
-    read(write_compare_page({"one": result}, tmp_path / "compare.html"))
+    assert read(write_page(result, "", tmp_path / "report.html")).text
+    assert read(write_compare_page({"one": result}, tmp_path / "compare.html")).text
 
 
 def test_many_events_are_cut_and_counted(tmp_path):
@@ -161,4 +161,4 @@ def test_a_comparison_sets_splits_and_devices_side_by_side(tmp_path):
 
 
 def test_no_split_to_compare_is_no_crash(tmp_path):
-    read(write_compare_page({}, tmp_path / "compare.html"))
+    assert read(write_compare_page({}, tmp_path / "compare.html")).text

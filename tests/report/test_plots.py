@@ -10,7 +10,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from sample_results import curve, device, make_result
 
-from manyhands.report.look import COLOURS, line_style, write_file
+from manyhands.report.atomic import write_atomically
+from manyhands.report.look import COLOURS, line_style
 from manyhands.report.plots import (
     accuracy_figure,
     compare_figure,
@@ -223,10 +224,10 @@ def test_drawing_leaves_the_result_and_pyplot_alone(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
-    path = write_file(tmp_path / "plot.png", b"old")
+    path = write_atomically(tmp_path / "plot.png", b"old")
     monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
-        write_file(path, b"new")
+        write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -24,18 +24,9 @@ from safetensors.torch import save_file
 
 from manyhands.errors import JobError, RunError
 from manyhands.hand import Facts
+from manyhands.report.atomic import write_atomically
 
-__all__ = ["RunFolder", "write_atomically"]
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a text file that is either whole or not there."""
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+__all__ = ["RunFolder"]
 
 
 class RunFolder:

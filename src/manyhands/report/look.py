@@ -7,11 +7,8 @@ HTML page can hand them over to its style sheet and follow the reader's light or
 from __future__ import annotations
 
 import io
-import os
 import re
-import tempfile
 from html import escape
-from pathlib import Path
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -31,7 +28,6 @@ __all__ = [
     "png_bytes",
     "style_axes",
     "style_legend",
-    "write_file",
 ]
 
 COLOURS = {
@@ -119,20 +115,3 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
     for colour, value in COLOURS.items():
         svg = svg.replace(value, f"var(--{colour})")
     return svg
-
-
-def write_file(path: Path, content: bytes) -> Path:
-    """Writes a file that is there in full or not at all, whenever the program is stopped."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp makes a private file, a report is for others too
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return path

@@ -14,7 +14,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from manyhands.report.look import inline_svg, write_file
+from manyhands.report.atomic import write_atomically
+from manyhands.report.look import inline_svg
 from manyhands.report.plots import compare_figure, figures
 from manyhands.report.reading import Result, devices_of, number
 from manyhands.report.sheet import STYLE
@@ -128,7 +129,7 @@ def _write(path: Path, title: str, facts: Sequence[str], body: Sequence[str], ma
 </body>
 </html>
 """
-    return write_file(Path(path), page.encode())
+    return write_atomically(Path(path), page)
 
 
 def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str, str]]:

@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from manyhands.report.atomic import write_atomically
 from manyhands.report.graph import topology_figure
 from manyhands.report.look import (
     COLOURS,
@@ -26,7 +27,6 @@ from manyhands.report.look import (
     png_bytes,
     style_axes,
     style_legend,
-    write_file,
 )
 from manyhands.report.reading import (
     Curve,
@@ -78,14 +78,14 @@ def figures(result: Result) -> dict[str, Figure]:
 def save_pngs(result: Result, folder: Path) -> list[Path]:
     """Writes every plot of a run as ``NAME.png`` and returns the paths."""
     return [
-        write_file(Path(folder) / f"{name}.png", png_bytes(figure))
+        write_atomically(Path(folder) / f"{name}.png", png_bytes(figure))
         for name, figure in figures(result).items()
     ]
 
 
 def save_compare_png(results: Mapping[str, Result], folder: Path) -> Path:
     """Writes the plot of a comparison as ``compare.png`` and returns its path."""
-    return write_file(Path(folder) / "compare.png", png_bytes(compare_figure(results)))
+    return write_atomically(Path(folder) / "compare.png", png_bytes(compare_figure(results)))
 
 
 def accuracy_figure(result: Result) -> Figure | None:
