@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from manyhands import parallel
 from manyhands.cli import main
+from manyhands.errors import RunError
+from manyhands.job import Job
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -74,6 +78,66 @@ def test_compare_resume_and_show(manyhands: Run, small_job_file: Path) -> None:
     assert "homogeneous" in out
 
 
+def test_a_sweep_has_tables_a_plot_a_page_and_its_figures(manyhands: Run, small_job_file: Path) -> None:
+    sweep = ("compare", small_job_file, "--vary", "learn.batch_size=10,20", "--seeds", "1,2", "--out", "x")
+    status, out, err = manyhands(*sweep, "--set", "exchange.rounds=1")
+    assert status == 0
+    for part in ("accuracy of a", "accuracy of c", "learn.batch_size", "homogeneous", "x/report.html"):
+        assert part in out
+    assert len(re.findall(r"\d% \([\d.]+-[\d.]+\)", out)) == 3 * 2 * 2
+    assert "8 of 8 runs, homogeneous, batch_size 20, seed 2" in err
+    assert Path("x/compare.png").stat().st_size > 10_000
+    assert "accuracy of b" in Path("x/report.html").read_text().lower()
+    status, out, err = manyhands(*sweep, "--set", "exchange.rounds=1", "--json")
+    assert (status, err) == (0, "")
+    assert json.loads(out) == json.loads(Path("x/compare.json").read_text())
+    assert len(json.loads(out)["runs"]) == 8
+    status, out, err = manyhands(*sweep, "--set", "exchange.rounds=2")
+    assert (status, out) == (2, "")
+    assert "of another job" in err
+
+
+def test_a_failed_run_of_a_sweep_is_named_after_the_others_finished(
+    manyhands: Run, small_job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = parallel.train
+
+    def failing(job: Job, folder: Path) -> object:
+        if job.seed == 1:
+            raise RunError("nobody came")
+        return real(job, folder)
+
+    monkeypatch.setattr(parallel, "train", failing)
+    status, out, err = manyhands(
+        "compare", small_job_file, "--splits", "isolated", "--seeds", "1,2", "--out", "x"
+    )
+    assert status == 1
+    assert err.splitlines()[-1] == "manyhands: 1 of 2 runs failed: isolated, seed 1 (nobody came)"
+    assert "accuracy of each device" in out
+    assert [run["seed"] for run in json.loads(Path("x/compare.json").read_text())["runs"]] == [2]
+
+
+@pytest.mark.slow
+def test_splits_side_by_side_make_the_plain_report(manyhands: Run, small_job_file: Path) -> None:
+    status, out, _ = manyhands("compare", small_job_file, "--jobs", "2", "--out", "x")
+    assert status == 0
+    assert "merged network" in out
+    assert Path("x/homogeneous/result.json").is_file()
+    assert not Path("x/compare.json").exists()
+
+
+def test_ctrl_c_says_how_to_go_on(
+    manyhands: Run, small_job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(job: Job, folder: Path) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(parallel, "train", interrupted)
+    status, _, err = manyhands("compare", small_job_file, "--seeds", "1,2", "--out", "x")
+    assert status == 130
+    assert "the same command with --out x goes on" in err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -115,6 +179,20 @@ def test_lists_as_json(manyhands: Run, what: str) -> None:
         (("train", "JOB", "--engine", "warp"), ["--engine", "warp", "simulate"]),
         (("compare", "JOB", "--splits", "magic"), ["--splits", "magic", "isolated"]),
         (("compare", "JOB", "--splits", ","), ["--splits"]),
+        (("compare", "JOB", "--splits", "isolated,isolated"), ["--splits", "isolated", "twice"]),
+        (("train", "JOB", "--set", "fleet.device[z].share=0.5"), ["--set", 'called "z"', "a, b, c"]),
+        (("compare", "JOB", "--vary", "learn.batch_size"), ["--vary", "KEY=V1,V2"]),
+        (("compare", "JOB", "--vary", "learn.batch_size=4,0"), ["learn.batch_size = 0"]),
+        (("compare", "JOB", "--vary", "seed=1", "--vary", "name=a"), ["--vary", "only one"]),
+        (
+            ("compare", "JOB", "--vary", "fleet.device[a].share=0.1"),
+            ["fleet.device[a].share", "every device"],
+        ),
+        (("compare", "JOB", "--vary", "fleet.device[z].flops=1e9"), ["fleet.device[z].flops", "a, b, c"]),
+        (("compare", "JOB", "--seeds", "1,x"), ["--seeds", "1,x"]),
+        (("compare", "JOB", "--seeds", "1,1"), ["--seeds", "twice"]),
+        (("compare", "JOB", "--seeds", "1", "--seed", "2"), ["--seed", "--seeds"]),
+        (("compare", "JOB", "--jobs", "0"), ["--jobs"]),
         (("resume", "nowhere"), ["nowhere", "job.toml"]),
         (("show", "nowhere"), ["nowhere"]),
         (("data", "get", "nothing"), ["nothing", "digits"]),

@@ -65,6 +65,7 @@ def test_a_relative_data_path_is_relative_to_the_file(small_job_file: Path) -> N
         ("learn.batch_size=4", lambda job: job.learn.batch_size == 4),
         ("model.size=full", lambda job: job.model.size == "full"),
         ("fleet.device[1].kind='jetson-nano'", lambda job: job.fleet.device[1].kind == "jetson-nano"),
+        ("fleet.device[c].flops=1e9", lambda job: job.fleet.device[2].flops == 1e9),
         ("seed=77", lambda job: job.seed == 77),
         ("exchange.merge.rule=median", lambda job: job.exchange.merge.rule == "median"),
         ("run.alone=true", lambda job: job.run.alone is True),
@@ -86,6 +87,7 @@ def test_the_command_line_can_change_any_key(
         ("exchange.fraction=1.5", ["exchange.fraction = 1.5", "less than or equal to 1"]),
         ("exchange.merge.trim=0.5", ["exchange.merge.trim = 0.5", "less than 0.5"]),
         ("fleet.device[7].share=0.5", ["--set", "fleet.device[7].share"]),
+        ("fleet.device[z].share=0.5", ["--set", 'nothing here is called "z"', "a, b, c"]),
         ("nonsense", ["--set", "section.key=value"]),
         ('fault=[{kind="crash", device="a", at_s=-1}]', ["fault[0].at_s = -1"]),
         ('fault=[{kind="crash", device="a", at_s=1, where="x"}]', ["fault[0].where", "restart_at_s"]),
@@ -100,6 +102,25 @@ def test_a_mistake_is_one_line_with_key_value_and_remedy(
     message = refused(small_job_file, change)
     for part in parts:
         assert part in message
+
+
+def test_a_job_can_be_changed_by_keys(small_job: Callable[..., Job]) -> None:
+    job = small_job()
+    changed = job.changed({"fleet.device[b].size": "full", "learn.batch_size": 4})
+    assert (changed.fleet.device[1].size, changed.learn.batch_size) == ("full", 4)
+    assert (
+        changed.changed({"fleet.device[1]": job.fleet.device[1].model_dump(), "learn.batch_size": 10}) == job
+    )
+    with pytest.raises(JobError, match="no such key"):
+        job.changed({"learn.speed": 4})
+
+
+def test_a_name_must_mean_one_device(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text("[model]\nname = 'lenet5'\n" + DEVICE)
+    assert load_job(path, ["fleet.device[laptop].flops=1e9"]).fleet.device[0].flops == 1e9
+    path.write_text(path.read_text() + DEVICE)
+    assert "several are called" in refused(path, "fleet.device[laptop].flops=1e9")
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["__version__", "compare", "load_job", "quick_start", "resume", "train"]
+__all__ = ["Vary", "__version__", "compare", "load_job", "quick_start", "resume", "sweep", "train"]
 
 __version__ = metadata.version("manyhands")
 
@@ -23,4 +23,8 @@ def __getattr__(name: str) -> object:
         from manyhands import run  # noqa: PLC0415
 
         return getattr(run, name)
+    if name in ("Vary", "sweep"):
+        from manyhands import sweeps  # noqa: PLC0415
+
+        return getattr(sweeps, name)
     raise AttributeError(f"module 'manyhands' has no attribute {name!r}")

@@ -22,6 +22,7 @@ __all__ = [
     "Part",
     "Weights",
     "absorb",
+    "covers",
     "extract",
     "private_names",
     "views",
@@ -151,6 +152,12 @@ def absorb(
                     new[part.tensor] = state[part.tensor].clone()
                 part.view(new).copy_(tensors[name])
     return new
+
+
+def covers(layout: Layout, state: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the blocks, which never overlap, hold all of a state."""
+    held = sum(part.view(state).numel() for parts in layout.values() for part in parts.values())
+    return held == sum(tensor.numel() for tensor in state.values())
 
 
 def private_names(state: Mapping[str, torch.Tensor], layout: Layout) -> list[str]:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import json
 import sys
 import webbrowser
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -21,21 +19,31 @@ from rich.table import Table
 from typer.exceptions import TyperException
 
 from manyhands import __version__
+from manyhands.cli_common import (
+    EngineOption,
+    JobArgument,
+    JsonOption,
+    OutOption,
+    QuietOption,
+    SeedOption,
+    SetOption,
+    check_engine,
+    make_console,
+    new_folder,
+    read_job,
+    stoppable,
+    watching,
+)
+from manyhands.cli_compare import compare
 from manyhands.data import SOURCES, DataSection, load
-from manyhands.display import LiveTable, comparison_table, result_table
+from manyhands.display import result_table
 from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
 from manyhands.fleet import CATALOG
-from manyhands.job import Job, load_job, quick_start
 from manyhands.models import FAMILIES, cost_of
-from manyhands.report.atomic import write_atomically
 from manyhands.report.folder import RunFolder
-from manyhands.report.page import write_compare_page
-from manyhands.report.plots import save_compare_png
 from manyhands.report.units import bytes_text, count_text, memory_text, seconds_text
-from manyhands.run import compare as run_compare
 from manyhands.run import resume as run_resume
 from manyhands.run import train as run_train
-from manyhands.splits import SPLITS
 
 __all__ = ["app", "main"]
 
@@ -45,18 +53,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
     help="Train one convolutional network on the mixed devices you already own.",
 )
-
-JobArgument = Annotated[Path | None, typer.Argument(metavar="[JOB]", help="The job file (TOML).")]
-OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where the run goes [runs/NAME].")
-]
-SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Takes the place of the job's seed.")]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a key of the job; repeatable.")
-]
-EngineOption = Annotated[str, typer.Option("--engine", help="What drives the devices: simulate.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")]
 
 
 @app.command()
@@ -70,49 +66,16 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Run a job; without one, the built-in quick start."""
-    _check_engine(engine)
-    wanted = _read_job(job, changes, seed)
-    folder = _new_folder(out, wanted.name)
-    console = _console(quiet or as_json)
-    with _watching(console) as table, _stoppable(f"'manyhands resume {folder}'"):
+    check_engine(engine)
+    wanted = read_job(job, changes, seed)
+    folder = new_folder(out, wanted.name)
+    console = make_console(quiet or as_json)
+    with watching(console) as table, stoppable(f"'manyhands resume {folder}'"):
         result = run_train(wanted, folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
 
-@app.command()
-def compare(
-    job: JobArgument = None,
-    splits: Annotated[str, typer.Option("--splits", help="Which, with commas.")] = "isolated,homogeneous",
-    out: OutOption = None,
-    seed: SeedOption = None,
-    changes: SetOption = None,
-    engine: EngineOption = "simulate",
-    quiet: QuietOption = False,
-    as_json: JsonOption = False,
-) -> None:
-    """Run the same job under several splits: one table and one plot."""
-    _check_engine(engine)
-    wanted = _read_job(job, changes, seed)
-    wanted = wanted.model_copy(update={"run": wanted.run.model_copy(update={"alone": False})})
-    names = [name.strip() for name in splits.split(",") if name.strip()]
-    for name in names:
-        if name not in SPLITS:
-            raise JobError("--splits", name, f"there is no such split; choose from {', '.join(SPLITS)}")
-    if not names:
-        raise JobError("--splits", splits, f"must name at least one split of {', '.join(SPLITS)}")
-    folder = _compare_folder(out, wanted)
-    console = _console(quiet or as_json)
-    with _watching(console) as table, _stoppable(f"the same command with --out {folder}"):
-        results = run_compare(wanted, names, folder, table, table and table.reading)
-    plot = save_compare_png(results, folder)
-    write_compare_page(results, folder / "report.html")
-    if as_json:
-        typer.echo(json.dumps(results))
-        return
-    console.print(comparison_table(results))
-    console.print(
-        f"\nplot    {escape(str(plot))}\nreport  {escape(str(folder / 'report.html'))}", soft_wrap=True
-    )
+app.command()(compare)
 
 
 @app.command()
@@ -122,10 +85,10 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Go on where a killed run stopped."""
-    console = _console(quiet or as_json)
+    console = make_console(quiet or as_json)
     if RunFolder(folder).load_result() is not None:
         console.print(f"{escape(str(folder))} is finished; this is its result.")
-    with _watching(console) as table, _stoppable(f"'manyhands resume {folder}'"):
+    with watching(console) as table, stoppable(f"'manyhands resume {folder}'"):
         result = run_resume(folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
@@ -142,7 +105,7 @@ def show(
     result = RunFolder(folder).load_result()
     if result is None:
         raise JobError("RUN", str(folder), f"is not finished; go on with it by 'manyhands resume {folder}'")
-    _show_result(_console(as_json), result, folder, as_json=as_json)
+    _show_result(make_console(as_json), result, folder, as_json=as_json)
     if browser and not as_json:
         webbrowser.open((folder / "report.html").resolve().as_uri())
 
@@ -156,7 +119,7 @@ def devices(
     if as_json:
         typer.echo(json.dumps([vars(kind) | {"sources": dict(kind.sources)} for kind in CATALOG.values()]))
         return
-    console = _console(False)
+    console = make_console(False)
     table = Table(box=None, padding=(0, 1))
     for name in ("kind", "training", "memory", "link", "latency", "power"):
         table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
@@ -189,18 +152,21 @@ def models(as_json: JsonOption = False) -> None:
             shape = (3, side, side)
             with torch.device("meta"):  # shapes only: nobody waits for 57 million random numbers
                 cost = cost_of(family.build(size, shape=shape, num_classes=10), shape)
-            figures = {"name": family.name, "size": size, "about": family.about, "input": list(shape)}
-            rows.append(figures | {"parameters": cost.parameters, "forward_flops": cost.forward_flops})
+            about = {"about": family.about, "any_width": family.any_width}
+            figures = {"parameters": cost.parameters, "forward_flops": cost.forward_flops}
+            rows.append({"name": family.name, "size": size, **about, "input": list(shape), **figures})
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    console = _console(False)
+    console = make_console(False)
     for family in FAMILIES.values():
         console.print(f"[bold]{family.name}[/bold]  [dim]{escape(family.about)}[/dim]", soft_wrap=True)
         for row in (row for row in rows if row["name"] == family.name):
             operations = f"{count_text(row['forward_flops'])}FLOP at {'x'.join(map(str, row['input']))}"
             console.print(f"  {row['size']:<8} {row['parameters']:>12,} parameters  {operations:>24}")
-    console.print(escape('\nAny nn.Module works too: name = "package.module:Callable" in [model].'))
+    wide = ", ".join(family.name for family in FAMILIES.values() if family.any_width)
+    console.print(escape(f"\nIn any width (sizes = 3 in [model], for example): {wide}."), soft_wrap=True)
+    console.print(escape('Any nn.Module works too: name = "package.module:Callable" in [model].'))
 
 
 @app.command()
@@ -222,7 +188,7 @@ def data(
     if as_json:
         typer.echo(json.dumps(rows))
         return
-    console = _console(False)
+    console = make_console(False)
     for source in SOURCES.values():
         here = "[green]here[/green]" if source.present else "[dim]not here[/dim]"
         size = (
@@ -238,7 +204,7 @@ def data(
 def _download(name: str) -> None:
     if name not in SOURCES:
         raise JobError("data get", name, f"there is no such dataset; choose one of {', '.join(SOURCES)}")
-    console = _console(False)
+    console = make_console(False)
     with console.status("looking ...") as status:
 
         def progress(what: str, done: int, total: int | None) -> None:
@@ -249,64 +215,6 @@ def _download(name: str) -> None:
     console.print(
         f"{dataset.name}: {len(dataset.train):,} training and {len(dataset.test):,} test examples are here"
     )
-
-
-# What the commands have in common.
-
-
-def _read_job(path: Path | None, changes: list[str] | None, seed: int | None) -> Job:
-    return quick_start(changes or (), seed) if path is None else load_job(path, changes or (), seed)
-
-
-def _check_engine(engine: str) -> None:
-    if engine != "simulate":
-        raise JobError("--engine", engine, "there is no such engine; choose simulate")
-
-
-def _new_folder(out: Path | None, name: str) -> Path:
-    """A folder that holds no run yet: the one asked for, or the next free one under runs/."""
-    if out is not None:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            hint = (
-                f"'manyhands resume {out}' goes on with it"
-                if RunFolder(out).is_run
-                else "take another folder"
-            )
-            raise JobError("--out", str(out), f"is not empty; {hint}")
-        return out
-    folder, number = Path("runs") / name, 1
-    while folder.exists():
-        number += 1
-        folder = Path("runs") / f"{name}-{number}"
-    return folder
-
-
-def _compare_folder(out: Path | None, job: Job) -> Path:
-    """A folder for a comparison: a new one, or one of this job that was not finished."""
-    if out is not None and (out / "compare.toml").is_file():
-        return out
-    folder = _new_folder(out, f"{job.name}-compare")
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "compare.toml", job.to_toml())
-    return folder
-
-
-def _console(quiet: bool) -> Console:
-    return Console(quiet=quiet, highlight=False)
-
-
-def _watching(console: Console) -> Any:
-    """The live table on a terminal; nothing where nobody looks."""
-    return LiveTable(console) if console.is_terminal and not console.quiet else nullcontext()
-
-
-@contextmanager
-def _stoppable(remedy: str) -> Iterator[None]:
-    """Ctrl-C ends a run politely and says how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Stopped(f"stopped; {remedy} goes on with it") from None
 
 
 def _show_result(console: Console, result: dict[str, Any], folder: Path, *, as_json: bool) -> None:

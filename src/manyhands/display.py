@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from manyhands.hand import Facts
 from manyhands.job import Job
+from manyhands.report.spread import Comparison, Panel, Spread, key_label, panels, value_text
 from manyhands.report.summary import DeviceTally, Tally
 from manyhands.report.units import bytes_text, energy_text, seconds_text
+from manyhands.sweeps import Cell
 
-__all__ = ["LiveTable", "comparison_table", "result_table"]
+__all__ = ["LiveTable", "SweepProgress", "comparison_table", "result_table", "sweep_tables"]
 
 MAX_ROWS = 12
 """A table longer than this is cut; the report has them all."""
+
+MAX_WIDE = 3
+"""With more splits than this, ranges stand below the medians, so that a table fits into 80 columns."""
 
 
 class LiveTable:
@@ -100,18 +106,53 @@ def _state(device: DeviceTally) -> Text:
     return Text("done", style="green") if device.finished else Text("")
 
 
+class SweepProgress:
+    """Shows how far a sweep is: a bar on a terminal, elsewhere a line for each run that ended.
+
+    Usable as the `watch` of `sweep`.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        columns = (BarColumn(30), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("preparing: data, fleet, networks ...", total=None)
+
+    def __enter__(self) -> SweepProgress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.stop()
+
+    def __call__(self, cell: Cell, done: int, total: int) -> None:
+        """Takes note of a run that began or ended."""
+        text = f"{done} of {total} runs, {cell.title}"
+        self._bar.update(self._task, completed=done, total=total, description=text)
+        if cell.error is not None:
+            self._console.print(f"{text}: failed: {cell.error}", markup=False, soft_wrap=True)
+        elif cell.result is not None and not self._console.is_terminal:
+            self._console.print(text, markup=False, soft_wrap=True)
+
+
 def result_table(result: Mapping[str, Any]) -> RenderableType:
     """What each device got out of taking part, and what it paid."""
     devices = result["devices"]
     alone = any(device.get("accuracy_alone") is not None for device in devices)
+    chosen = [device for device in devices if device.get("size_reason") is not None]
+    sized = bool(chosen) or len({device.get("size") for device in devices}) > 1
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    table.add_column("device", no_wrap=True)
+    for name in ("device", "size") if sized else ("device",):
+        table.add_column(name, no_wrap=True)
     accuracies = ("alone", "together", "gain") if alone else ("accuracy",)
     for name in (*accuracies, "busy", "waiting", "sent", "received", "energy"):
         table.add_column(name, justify="right", no_wrap=True)
     for device in devices[:MAX_ROWS]:
         table.add_row(
             device["name"],
+            *((str(device.get("size") or "-"),) if sized else ()),
             *(_gain(device) if alone else (_percent(device["accuracy"]),)),
             seconds_text(device["busy_seconds"]),
             seconds_text(device["waiting_seconds"]),
@@ -121,11 +162,31 @@ def result_table(result: Mapping[str, Any]) -> RenderableType:
         )
     if len(devices) > MAX_ROWS:
         table.add_row(f"... and {len(devices) - MAX_ROWS} more", style="dim")
-    return Group(Text(_headline(result), style="bold"), table)
+    return Group(Text(_headline(result), style="bold"), table, *_chosen_sizes(chosen))
+
+
+def _chosen_sizes(devices: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """Why devices were given the size they have, those with the same reason on one line."""
+    groups: dict[tuple[str, str], list[str]] = {}
+    for device in devices:
+        # Reasons name the device; without the name, those of equal devices are equal.
+        reason = device["size_reason"].replace(f" {device['name']} has ", " it has ")
+        groups.setdefault((device["size"], reason), []).append(device["name"])
+    if not groups:
+        return
+    table = Table(box=None, padding=(0, 1, 0, 0), show_header=False)
+    for (size, reason), names in list(groups.items())[:MAX_ROWS]:
+        table.add_row(Text(_few(names)), Text(size), Text(reason, style="dim"))
+    yield from ("", Text("sizes that were chosen, and why none larger", style="dim"), table)
+
+
+def _few(names: Sequence[str]) -> str:
+    shown = names if len(names) <= 3 else names[:2]
+    return ", ".join(shown) + (f" and {len(names) - 2} more" if len(names) > 3 else "")
 
 
 def _headline(result: Mapping[str, Any]) -> str:
-    parts = [f"{result['job']}: {result['split']}", f"{result['rounds']} rounds"]
+    parts = [f"{result['job']}: {result.get('form') or result['split']}", f"{result['rounds']} rounds"]
     parts.append(f"{seconds_text(result['seconds'])} simulated")
     if result["accuracy"] is not None:
         parts.append(f"test accuracy {result['accuracy']:.1%}")
@@ -167,6 +228,41 @@ def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> Table:
         "energy", *(energy_text(sum(d["energy_joules"] for d in r["devices"])) for r in results.values())
     )
     return table
+
+
+def sweep_tables(comparison: Comparison) -> RenderableType:
+    """For each device a table with a row a value; where only seeds differ, one table with a row a device."""
+    splits, key = comparison["splits"], comparison["key"]
+    shown = panels(comparison)
+    if key is None:
+        rows = [(panel.label, panel, 0) for panel in shown]
+        return _spread_table("accuracy of each device's network", "device", splits, rows)
+    parts: list[RenderableType] = []
+    for panel in shown:
+        rows = [(value_text(value), panel, place) for place, value in enumerate(comparison["values"])]
+        parts += ["", _spread_table(f"accuracy of {panel.label}", key_label(key), splits, rows)]
+    return Group(*parts[1:])
+
+
+def _spread_table(title: str, head: str, splits: list[str], rows: list[tuple[str, Panel, int]]) -> Group:
+    """Each row has its name, the panel that it is of, and the place of its value there."""
+    many = len(splits) > MAX_WIDE
+    table = Table(box=None, padding=(0, 1) if many else (0, 2), header_style="dim")
+    table.add_column(Text(head))
+    for split in splits:
+        table.add_column(split, justify="right")
+    for name, panel, place in rows:
+        spreads = (panel.spreads.get((split, place)) for split in splits)
+        table.add_row(Text(name), *(_spread_text(spread, below=many) for spread in spreads))
+    return Group(Text(title, style="italic"), table)
+
+
+def _spread_text(spread: Spread | None, *, below: bool) -> str:
+    """The median and the range, beside it or below."""
+    if spread is None or spread.num_seeds == 1:
+        return _percent(spread and spread.median)
+    ends = f"{100 * spread.low:.1f}-{100 * spread.high:.1f}"
+    return f"{spread.median:.1%}\n{ends}" if below else f"{spread.median:.1%} ({ends})"
 
 
 def _percent(value: float | None) -> str:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
@@ -26,11 +26,11 @@ from manyhands.errors import JobError
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.fleet import FleetSection
 from manyhands.learn.supervised import LearnSection
-from manyhands.models import ModelSection
+from manyhands.models import FormName, ModelSection
 from manyhands.settings import Section
 from manyhands.splits import SPLITS, SplitSection
 
-__all__ = ["Job", "RunSection", "load_job", "quick_start"]
+__all__ = ["Job", "RunSection", "load_job", "place_of", "quick_start", "split_labels", "toml_value"]
 
 
 class RunSection(Section):
@@ -80,8 +80,27 @@ class Job(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
     def split_by(self, split: str) -> Job:
-        """The same job under another split."""
-        return self.model_copy(update={"split": self.split.model_copy(update={"by": split})})
+        """The same job under another split, by one of `split_labels`."""
+        return self.model_copy(update={"split": self.split.under(split)})
+
+    def changed(self, changes: Mapping[str, Any]) -> Job:
+        """The same job with other values, under keys as ``--set`` writes them; checked when all are in.
+
+        Raises:
+            JobError: There is no such key, or the job is not valid with it.
+        """
+        said = _without_none(self.model_dump(mode="json"))
+        for key, value in changes.items():
+            try:
+                _put(said, key, value)
+            except LookupError as error:
+                raise JobError(key, value, str(error.args[0])) from None
+        return _checked(said)
+
+
+def split_labels() -> tuple[str, ...]:
+    """What a comparison may name: every split, and every form of the split by capacity."""
+    return (*SPLITS, *get_args(FormName))
 
 
 def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -> Job:
@@ -119,6 +138,10 @@ def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -
         _apply(said, change)
     if seed is not None:
         said["seed"] = seed
+    return _checked(said)
+
+
+def _checked(said: dict[str, Any]) -> Job:
     try:
         job = Job.model_validate(said)
     except ValidationError as error:
@@ -134,24 +157,56 @@ def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -
 def _apply(said: dict[str, Any], change: str) -> None:
     """Carries out one ``--set section.key=value``."""
     key, equals, text = change.partition("=")
-    steps = re.findall(r"[^.\[\]]+|\[\d+\]", key.strip())
-    if not equals or not steps:
+    if not equals or not key.strip(" .[]"):
         raise JobError("--set", change, "must read section.key=value, for example learn.batch_size=32")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        _put(said, key, toml_value(text))
+    except LookupError as error:
+        raise JobError("--set", change, str(error.args[0])) from None
+
+
+def toml_value(text: str) -> Any:
+    """A value from the command line: as TOML or, failing that, a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        value = text
+        return text
+
+
+def _put(said: dict[str, Any], key: str, value: Any) -> None:
+    """Sets the value under ``section.key``, ``list[0].key`` or ``list[NAME].key``.
+
+    Raises:
+        LookupError: There is no such place; says so in the user's words.
+    """
+    steps = re.findall(r"[^.\[\]]+|\[[^\[\]]+\]", key.strip())
     here: Any = said
     try:
         for step, following in pairwise(steps):
             if step.startswith("["):
-                here = here[int(step[1:-1])]
+                here = here[place_of(step[1:-1], here)]
             else:
                 here = here.setdefault(step, [] if following.startswith("[") else {})
         last = steps[-1]
-        here[int(last[1:-1]) if last.startswith("[") else last] = value
+        here[place_of(last[1:-1], here) if last.startswith("[") else last] = value
     except (IndexError, KeyError, TypeError, AttributeError):
-        raise JobError("--set", change, f"the job has no {key}") from None
+        raise LookupError(f"the job has no {key}") from None
+
+
+def place_of(name: str, tables: Sequence[Mapping[str, Any]]) -> int:
+    """Which of the tables is meant by its number, or by its name (without one, a device has its kind's).
+
+    Raises:
+        LookupError: None is, or more than one.
+    """
+    names = [table.get("name") or table.get("kind") for table in tables]
+    if name.isdecimal() and int(name) < len(names):
+        return int(name)
+    if names.count(name) == 1:
+        return names.index(name)
+    known = ", ".join(dict.fromkeys(str(name) for name in names[:10]))
+    wrong = f'several are called "{name}"' if name in names else f'nothing here is called "{name}"'
+    raise LookupError(f"{wrong}; choose one of {known}, or a number from 0")
 
 
 def _explained(error: ValidationError) -> JobError:

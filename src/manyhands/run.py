@@ -1,6 +1,6 @@
 """A run, from a job to its result. Read this first: it is the whole system in one page.
 
-    job -> fleet, data -> split -> team -> engine -> result
+    job -> fleet, data -> sizes -> split -> team -> engine -> result
 
 A run writes everything it does into its folder as it goes, so it can be killed at any moment and gone on
 with: `train` starts, resumes or just returns what is there, whichever the folder needs.
@@ -27,15 +27,17 @@ from manyhands.exchange.member import Replica
 from manyhands.fleet import Fleet, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
+from manyhands.looking import averaged_network, merged_network
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
 from manyhands.report.summary import SCHEMA, Tally
 from manyhands.seeds import derive
+from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Split
 from manyhands.team import COORDINATOR, Team, make_team, offered_networks
 
-__all__ = ["Watch", "compare", "resume", "train"]
+__all__ = ["Watch", "check", "compare", "resume", "train"]
 
 Watch = Callable[[str, Job, Tally, Facts | None], None]
 """Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
@@ -77,6 +79,11 @@ def compare(
     return {split: train(job.split_by(split), out / split, watch, progress) for split in splits}
 
 
+def check(job: Job, dataset: Dataset) -> None:
+    """Puts a run together without starting it, so that a mistake shows before anything is trained."""
+    _put_together(job, dataset, Library(job, dataset))
+
+
 def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
     """The pipeline itself.
 
@@ -84,26 +91,34 @@ def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -
     taking part was worth to it.
     """
     started = wall_seconds()
-    fleet = make_fleet(job.fleet, seed=job.seed)
-    networks, library = offered_networks(job, dataset)
-    split = SPLITS[job.split.by](fleet, networks)
-    team = make_team(job, dataset, fleet, split, library)
-    _check_faults(job, team)
+    library = Library(job, dataset)
+    fleet, split, team = _put_together(job, dataset, library)
     folder.begin(job.to_toml())
     alone = _train_alone(job, dataset, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts)
     ends = _simulate(job, fleet, team, folder, tally, watch)
+    models = _models(team, split, library, ends)
     result = _result(job, dataset, fleet, team, tally)
+    if team.coordinator_host is None and "global" in models:
+        result["accuracy"] = _accuracy(team, library, split, models["global"])
     if alone is not None:
         _set_beside(result, alone)
     result["wall_seconds"] = wall_seconds() - started
     if job.run.save_models:
-        folder.save_models(_models(team, split, ends))
+        folder.save_models(models)
     if job.run.report:
         save_pngs(result, folder.path)
         write_page(result, job.to_toml(), folder.page)
     folder.finish(result)
     return result
+
+
+def _put_together(job: Job, dataset: Dataset, library: Library) -> tuple[Fleet, Split, Team]:
+    sizing = choose_sizes(job, make_fleet(job.fleet, seed=job.seed), library, len(dataset.train))
+    split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
+    team = make_team(job, dataset, sizing, split, library)
+    _check_faults(job, team)
+    return sizing.fleet, split, team
 
 
 def _check_same(job: Job, other_hash: str, out: Path) -> None:
@@ -124,7 +139,7 @@ def _simulate(
         if event is not None:
             tally.add(event)
         if watch is not None:
-            watch(job.split.by, job, tally, event)
+            watch(job.split.label, job, tally, event)
 
     told(None)
     for event in folder.events() if recorded else ():
@@ -144,7 +159,11 @@ def _simulate(
             recorded=recorded,
             checkpoint=checkpoint,
             keeping=Keeping(
-                folder.checkpoint, job.hash, job.run.checkpoint_every_s, before=lambda: _to_disk(trace)
+                folder.checkpoint,
+                job.hash,
+                job.run.checkpoint_every_s,
+                before=lambda: _to_disk(trace),
+                at="merged" if team.coordinator_host else "round",
             ),
         )
         return simulation.run()
@@ -179,6 +198,7 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
         "seed": job.seed,
         "engine": "simulate",
         "split": job.split.by,
+        "form": job.split.form if job.split.by == "capacity" else None,
         "model": job.model.name,
         "data": dataset.name,
         "seconds": tally.seconds,
@@ -200,7 +220,7 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
     }
 
 
-def _models(team: Team, split: Split, ends: Mapping[str, Any]) -> dict[str, Weights]:
+def _models(team: Team, split: Split, library: Library, ends: Mapping[str, Any]) -> dict[str, Weights]:
     """The merged network, if there is one, and that of each device which came to the end."""
     models = {}
     for name, member in team.members.items():
@@ -208,10 +228,19 @@ def _models(team: Team, split: Split, ends: Mapping[str, Any]) -> dict[str, Weig
         if end is not None and end.weights.keys() == member.replica.weights.keys():
             models[name] = end.weights
     merged: Progress | None = ends.get(COORDINATOR)
-    if split.merged is not None and merged is not None:
-        (block,) = split.merged.layout
-        models["global"] = merged.blocks[block]
-    return models
+    if merged is None:
+        num_examples = {name: member.num_examples for name, member in team.members.items()}
+        together = averaged_network(split, library, models, num_examples)
+    else:
+        together = merged_network(split.merged, library, merged.blocks) if split.merged else None
+    return models if together is None else {**models, "global": together}
+
+
+def _accuracy(team: Team, library: Library, split: Split, weights: Weights) -> float:
+    """Of the network that devices without a coordinator made together; nobody had it while they trained."""
+    assert split.merged is not None
+    architecture = library(split.merged.size).architecture
+    return float(team.looker.work(architecture, lambda: weights, "cpu").run().facts["accuracy"])
 
 
 def _train_alone(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
-from manyhands.blocks import Weights, absorb, extract, private_names
+from manyhands.blocks import Weights, covers, extract
 from manyhands.data import Dataset, Examples, plan_shares, train_validation
 from manyhands.engine.network import Network
 from manyhands.engine.simulate import Participant
@@ -22,13 +18,15 @@ from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Blocks, Member, Replica
+from manyhands.exchange.mixing import mixing_rows
+from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
 from manyhands.fleet import Device, Fleet
-from manyhands.hand import Message, Outcome, Work
+from manyhands.hand import Message, Work
 from manyhands.job import Job
-from manyhands.learn.optimizers import num_slots
-from manyhands.learn.supervised import Architecture, LocalPhase, accuracy_of
-from manyhands.models import build, cost_of, sizes_of
-from manyhands.seeds import derive, numpy_generator
+from manyhands.learn.supervised import LocalPhase
+from manyhands.looking import Looker, merged_network
+from manyhands.seeds import numpy_generator
+from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Seat, Split
 
 __all__ = ["COORDINATOR", "Team", "make_team", "offered_networks"]
@@ -45,42 +43,12 @@ class Team:
     statics: Mapping[str, Mapping[str, Any]]
     members: Mapping[str, Member]
     coordinator_host: str | None
+    looker: Looker
 
     @property
     def hosts(self) -> dict[str, str]:
         """Hand -> the device it lives on."""
         return {name: participant.host for name, participant in self.participants.items()}
-
-
-class _Library:
-    """The networks of a job, each built once: its first weights and its cost."""
-
-    def __init__(self, job: Job, dataset: Dataset) -> None:
-        self._job, self._dataset = job, dataset
-        self._built: dict[str, tuple[Architecture, Weights]] = {}
-
-    def __call__(self, size: str) -> tuple[Architecture, Weights]:
-        if size not in self._built:
-            data = self._dataset
-            seed = derive(self._job.seed, "first weights", size)
-            module = build(self._job.model, data.shape, len(data.classes), seed=seed, size=size)
-            key = (repr(self._job.model), data.shape, len(data.classes), size)
-            weights = Weights({n: t.detach().clone() for n, t in module.state_dict().items()})
-            # Copies of one network instead of new ones: building draws from torch's global generator.
-            architecture = Architecture(key, partial(copy.deepcopy, module), cost_of(module, data.shape))
-            self._built[size] = architecture, weights
-        return self._built[size]
-
-
-def offered_networks(job: Job, dataset: Dataset) -> tuple[Networks, _Library]:
-    """What the job's model section offers, for a split to choose from."""
-    library = _Library(job, dataset)
-    sizes = sizes_of(job.model)
-    for index, entry in enumerate(job.fleet.device):
-        if entry.size is not None and entry.size not in sizes:
-            expected = f"{job.model.name} has no such size; choose one of {', '.join(sizes)}"
-            raise JobError(f"fleet.device[{index}].size", entry.size, expected)
-    return Networks(sizes, job.model.size or sizes[-1], lambda size: library(size)[1]), library
 
 
 @dataclass(frozen=True)
@@ -90,13 +58,19 @@ class _Setting:
     job: Job
     fleet: Fleet
     split: Split
-    network_of: _Library
-    looker: _Looker
+    library: Library
+    looker: Looker
 
 
-def make_team(job: Job, dataset: Dataset, fleet: Fleet, split: Split, library: _Library) -> Team:
+def offered_networks(library: Library) -> Networks:
+    """What a split may know of the job's networks."""
+    return Networks(library.sizes, lambda size: library(size).first, lambda size: library(size).buffers)
+
+
+def make_team(job: Job, dataset: Dataset, sizing: Sizing, split: Split, library: Library) -> Team:
     """Seats every device, shares out the data, and binds the programs."""
-    setting = _Setting(job, fleet, split, library, _Looker(dataset.test, job.run.evaluate_examples))
+    fleet = sizing.fleet
+    setting = _Setting(job, fleet, split, library, Looker(dataset.test, job.run.evaluate_examples))
     for device in fleet.devices:
         _check_torch_device(device)
         _check_memory(job, device, split.seats[device.name], library)
@@ -105,22 +79,25 @@ def make_team(job: Job, dataset: Dataset, fleet: Fleet, split: Split, library: _
         for device, train in zip(fleet.devices, _shared_out(job, dataset, fleet), strict=True)
     }
     members = {name: _member(setting, phase) for name, phase in phases.items()}
-    statics = {name: _statics(setting, phase) for name, phase in phases.items()}
-    host = _coordinator_host(job, fleet) if split.exchanges else None
-    return Team(_participants(setting, members, phases, host), statics, members, host)
+    statics = {
+        name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
+        for name, phase in phases.items()
+    }
+    host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.mode != "neighbours" else None
+    return Team(_participants(setting, members, phases, host), statics, members, host, setting.looker)
 
 
 def _phase(setting: _Setting, device: Device, train: Examples) -> LocalPhase:
     job, seat = setting.job, setting.split.seats[device.name]
-    architecture, first = setting.network_of(seat.size)
+    network = setting.library(seat.size)
     keep = job.learn.keep_optimizer
     if keep is None:
         # A network that is wholly shared is another one each round, and remembering the steps on it would
         # cost every idle device a network's worth of memory.
-        keep = bool(private_names(first, seat.layout))
+        keep = not covers(seat.layout, network.first)
     return LocalPhase(
         device.name,
-        architecture,
+        network.architecture,
         seat.layout,
         train,
         job.learn,
@@ -141,8 +118,8 @@ def _check_torch_device(device: Device) -> None:
         raise JobError(key, device.torch_device, f"cannot be used here ({reason}); cpu always can") from error
 
 
-def _check_memory(job: Job, device: Device, seat: Seat, library: _Library) -> None:
-    needed = library(seat.size)[0].cost.memory_bytes(job.learn.batch_size, num_slots(job.learn))
+def _check_memory(job: Job, device: Device, seat: Seat, library: Library) -> None:
+    needed = library.memory_bytes(seat.size)
     if needed > device.memory_bytes:
         raise JobError(
             "model.name",
@@ -186,17 +163,17 @@ def _member(setting: _Setting, phase: LocalPhase) -> Member:
     def settle(replica: Replica, blocks: Blocks) -> Work:
         return phase.settle(replica.weights, blocks)
 
-    first = setting.network_of(setting.split.seats[phase.device].size)[1]
+    first = setting.library(setting.split.seats[phase.device].size).first
     return Member(phase.device, Replica(first), len(phase.train), train, settle, evaluate)
 
 
 def _statics(setting: _Setting, phase: LocalPhase) -> dict[str, Any]:
-    cost, learn = phase.architecture.cost, setting.job.learn
+    cost, size = phase.architecture.cost, setting.split.seats[phase.device].size
     return {
-        "size": setting.split.seats[phase.device].size,
+        "size": size,
         "parameters": cost.parameters,
         "train_flops": cost.train_flops,
-        "memory_bytes": cost.memory_bytes(learn.batch_size, num_slots(learn)),
+        "memory_bytes": setting.library.memory_bytes(size),
         "num_examples": len(phase.train),
     }
 
@@ -216,6 +193,8 @@ def _participants(
     setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, LocalPhase], host: str | None
 ) -> dict[str, Participant]:
     job = setting.job
+    if setting.split.exchanges and host is None:
+        return _neighbours(setting, members, phases)
     program = partial(
         work_alone if host is None else take_part,
         num_rounds=job.exchange.rounds,
@@ -233,14 +212,53 @@ def _participants(
     return {**devices, COORDINATOR: coordinator}
 
 
+def _neighbours(
+    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, LocalPhase]
+) -> dict[str, Participant]:
+    """Devices that exchange without a coordinator."""
+    job, seats = setting.job, setting.split.seats
+    blocks = _first_blocks(setting)
+    holds = {name: tuple(seat.layout) for name, seat in seats.items()}
+    rows = mixing_rows(setting.fleet, holds, {name: len(phase.train) for name, phase in phases.items()})
+    places = {
+        name: Neighbourhood(
+            job.exchange, {block: blocks[block] for block in held}, rows[name], 0.0, job.run.evaluate_every
+        )
+        for name, held in holds.items()
+    }
+    expected_s = _expected_among_neighbours_s(setting.fleet, phases, places)
+    return {
+        name: Participant(
+            partial(
+                exchange_with_neighbours, member=members[name], place=replace(place, expected_s=expected_s)
+            ),
+            name,
+            place.peers,
+        )
+        for name, place in places.items()
+    }
+
+
+def _expected_among_neighbours_s(
+    fleet: Fleet, phases: Mapping[str, LocalPhase], places: Mapping[str, Neighbourhood]
+) -> float:
+    """How long a round should take the slowest: as in a chain of neighbours all come to wait for it."""
+    network = Network(fleet)
+    ready_s = {name: phase.flops / fleet[name].flops for name, phase in phases.items()}
+    arrivals_s = [
+        network.transfer(
+            at_s, name, peer, Message("blocks", blocks=place.shared_with(peer, place.blocks)).nbytes
+        )
+        for name, at_s in sorted(ready_s.items(), key=lambda item: item[1])
+        for place in [places[name]]
+        for peer in place.peers
+    ]
+    return max([*arrivals_s, *ready_s.values()])
+
+
 def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str) -> Coordination:
-    job, split, library = setting.job, setting.split, setting.network_of
-    blocks: dict[str, Weights] = {}
-    for seat in split.seats.values():
-        missing = {name: parts for name, parts in seat.layout.items() if name not in blocks}
-        blocks |= {
-            name: Weights(tensors) for name, tensors in extract(library(seat.size)[1], missing).items()
-        }
+    job, split = setting.job, setting.split
+    blocks = _first_blocks(setting)
     return Coordination(
         job.exchange,
         job.seed,
@@ -253,17 +271,28 @@ def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str
     )
 
 
+def _first_blocks(setting: _Setting) -> dict[str, Weights]:
+    """Every block before the first round, cut out of the largest network that holds it."""
+    library, blocks = setting.library, dict[str, Weights]()
+    by_size = {seat.size: seat for seat in setting.split.seats.values()}
+    for size in [size for size in reversed(library.sizes) if size in by_size]:
+        missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
+        blocks |= {name: Weights(tensors) for name, tensors in extract(library(size).first, missing).items()}
+    return blocks
+
+
 def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | None:
     """How to measure the merged blocks, where they make a network by themselves."""
     merged = setting.split.merged
     if merged is None:
         return None
-    architecture, first = setting.network_of(merged.size)
+    architecture = setting.library(merged.size).architecture
 
     def look(blocks: Blocks) -> Work:
-        own = {name: blocks[name] for name in merged.layout}
         return setting.looker.work(
-            architecture, lambda: Weights(absorb(first, merged.layout, own)), setting.fleet[host].torch_device
+            architecture,
+            lambda: merged_network(merged, setting.library, blocks),
+            setting.fleet[host].torch_device,
         )
 
     return look
@@ -290,41 +319,3 @@ def _expected_s(
         name: network.transfer(at_s, name, host, sizes[name])
         for name, at_s in sorted(trained_s.items(), key=lambda item: item[1])
     }
-
-
-class _Looker:
-    """Measures networks on the test set; the same network, however many devices hold it, only once."""
-
-    def __init__(self, test: Examples, limit: int | None) -> None:
-        self._test = test if limit is None or limit >= len(test) else test.take(_spread(len(test), limit))
-        self._lock = threading.Lock()
-        # Keeping the tensors keeps their identity from being given to others.
-        self._known: dict[tuple[int, ...], tuple[Future[Outcome], tuple[torch.Tensor, ...]]] = {}
-
-    def work(self, architecture: Architecture, weights: Callable[[], Weights], torch_device: str) -> Work:
-        """The work of looking at the weights that a function gives."""
-        return Work("evaluate", lambda: self._look(architecture, weights(), torch_device))
-
-    def _look(self, architecture: Architecture, weights: Weights, torch_device: str) -> Outcome:
-        tensors = tuple(weights.values())
-        key = tuple(map(id, tensors))
-        with self._lock:
-            known = self._known.get(key)
-            if known is None:
-                future: Future[Outcome] = Future()
-                self._known[key] = (future, tensors)
-                while len(self._known) > 4:
-                    del self._known[next(iter(self._known))]
-        if known is not None:
-            return replace(known[0].result())
-        try:
-            future.set_result(Outcome(accuracy_of(architecture, weights, self._test, torch_device)))
-        except BaseException as error:
-            future.set_exception(error)
-            raise
-        return future.result()
-
-
-def _spread(count: int, limit: int) -> torch.Tensor:
-    """Evenly spaced positions, so that a sorted test set is not cut to its first classes."""
-    return torch.from_numpy(np.linspace(0, count - 1, limit).astype(np.int64))

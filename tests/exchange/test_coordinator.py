@@ -216,3 +216,37 @@ def test_a_second_restart_is_not_taken_for_the_first() -> None:
     asyncio.run(coordinate(hand, job()))  # nobody answers
     assert [m.facts["call"][0] for _, m in hand.sent if m.kind == "round"] == [2, 2, 2]
     assert hand.saved.attempt == 2
+
+
+def test_asynchronous_a_blocks_step_depends_on_those_who_hold_it() -> None:
+    """Paper 001, appendix A, block by block: with b and c alone, c has 70 of 90 examples, not 70 of 100."""
+
+    def after(**updates: dict[str, float]) -> dict[str, float]:
+        inbox = [update(name, 1 + DEVICES.index(name), **blocks) for name, blocks in updates.items()]
+        return run(ScriptedHand("coordinator", inbox, DEVICES), job(mode="asynchronous", rounds=1, mix=0.4))
+
+    got = after(b={"stem": 10.0, "task_3": 10.0}, a={"stem": 0.0}, c={"stem": 0.0, "task_3": 0.0})
+    stem = {"a": 0.4 * 0.3, "b": 0.4 * 0.6, "c": 0.4 * 2.1}  # three hold it, 33.3 examples on average
+    task = {"b": 0.4 * 20 / 45, "c": 0.4 * 70 / 45}  # two do, 45 on average
+    assert got["stem"] == pytest.approx(10 * stem["b"] * (1 - stem["a"]) * (1 - stem["c"]))
+    assert got["task/3"] == pytest.approx(10 * task["b"] * (1 - task["c"]))
+
+
+def test_asynchronous_what_a_device_does_not_hold_it_does_not_move() -> None:
+    inbox = [update("a", 1, stem=10.0), update("a", 4, stem=10.0), update("a", 5, stem=10.0)]
+    got = run(ScriptedHand("coordinator", inbox, DEVICES), job(mode="asynchronous", rounds=1))
+    assert got["stem"] > 0
+    assert got["task/3"] == 0
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous"])
+def test_a_block_that_its_sender_does_not_hold_is_refused(mode: str) -> None:
+    inbox = [update("a", stem=1.0, task_3=9.0), *([update("b", stem=4.0, task_3=4.0)] * 3)]
+    if mode == "asynchronous":  # the calls are numbered through, one a device
+        inbox = [update("a", 1, stem=1.0, task_3=9.0), update("b", 2, stem=4.0), update("c", 3, stem=4.0)]
+    hand = ScriptedHand("coordinator", inbox, DEVICES)
+    got = run(hand, job(mode=mode))
+    assert got["task/3"] == (4.0 if mode == "synchronous" else 0.0)
+    assert [(e["peer"], e["reason"]) for e in events(hand, "refused")] == [
+        ("a", "it does not hold block 'task/3'")
+    ]

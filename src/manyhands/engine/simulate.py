@@ -57,12 +57,15 @@ class Keeping:
         job_hash: Which job they are of.
         every_s: Real seconds between them.
         before: Makes sure that the events written so far are on disk.
+        at: The event at which they are taken: one after which few tensors are alive, so that they are small.
+            After a merge the updates are gone; in the middle of a coordinator's round they are on their way.
     """
 
     folder: Path
     job_hash: str
     every_s: float
     before: Callable[[], None]
+    at: str = "merged"
 
 
 class Simulation:
@@ -183,16 +186,8 @@ class Simulation:
                 self._go_on_live()
             return
         self.journal.append(record, self.cores.submit(observe) if observe is not None else None)
-        if self._keeping is not None and self._rests(device, event) and self._checkpoint_due.due():
+        if self._keeping is not None and event == self._keeping.at and self._checkpoint_due.due():
             self._keep(self._keeping)
-
-    def _rests(self, device: str, event: str) -> bool:
-        """Whether few tensors are alive at this event, so that a checkpoint taken now is small.
-
-        After a merge the updates are gone. In the middle of a round they are on their way; only those who
-        work alone rest after each of theirs.
-        """
-        return event == "merged" or (event == "round" and not self.hands[device].all_peers)
 
     def _keep(self, keeping: Keeping) -> None:
         """Writes a checkpoint of this moment."""

@@ -109,21 +109,30 @@ async def _merge_one(
 def _mix_work(job: Coordination, progress: Progress, message: Message, age: int) -> Work:
     """One step towards one update: ``theta + s * (update - theta)``, or ``theta + s * change``.
 
-    The step is `mix`, more for a device with more data than the average and less for an old update.
+    The step is `mix`, more for a device with more data than the average of those who hold the block, and less
+    for an old update.
     """
     section, blocks, peer = job.section, progress.blocks, message.sender
-    average = sum(job.num_examples.values()) / len(job.num_examples)
-    step = min(1.0, section.mix * job.num_examples[peer] / average) * math.pow(1 + age, -section.staleness)
+    freshness = math.pow(1 + age, -section.staleness)
+    steps = {block: freshness * _reach(job, peer, block) for block in job.holds[peer]}
 
     def run() -> Outcome:
-        kept, refused = accept_updates(section, blocks, {peer: message})
+        kept, refused = accept_updates(section, blocks, {peer: message}, job.holds)
         moved = {}
         for block, update in kept.get(peer, {}).items():
-            moved[block] = Weights({n: _lerp(blocks[block][n], tensor, step) for n, tensor in update.items()})
-        return Outcome({"refused": refused, "age": age, "step": step}, moved)
+            moved[block] = Weights(
+                {n: _lerp(blocks[block][n], tensor, steps[block]) for n, tensor in update.items()}
+            )
+        return Outcome({"refused": refused, "age": age, "steps": steps}, moved)
 
     flops = 3 * sum(w.nbytes / 4 for w in message.blocks.values())
     return Work("merge", run, flops, {"round": progress.round, "peer": peer})
+
+
+def _reach(job: Coordination, peer: str, block: str) -> float:
+    """How far a fresh update of a device moves a block."""
+    data = [job.num_examples[name] for name, held in job.holds.items() if block in held]
+    return min(1.0, job.section.mix * job.num_examples[peer] * len(data) / sum(data))
 
 
 def _lerp(a: torch.Tensor, b: torch.Tensor, step: float) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""What both coordinators have in common: the job, what they save, and which updates they accept.
+"""What the exchanges have in common: their settings, the coordinators' job, and which updates are accepted.
 
 Updates carry parameters, or the accumulated change since the blocks were received (`send = "gradients"`, what
 the algorithms of paper 001 exchange). Either way an accepted update is a full set of parameters.
@@ -6,7 +6,7 @@ the algorithms of paper 001 exchange). Either way an accepted update is a full s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,13 +18,13 @@ from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_c
 from manyhands.hand import Hand, Message, Work
 from manyhands.settings import Section
 
-__all__ = ["Coordination", "ExchangeSection", "Progress", "accept_updates", "report_merge"]
+__all__ = ["Coordination", "ExchangeSection", "Progress", "accept_updates", "report_merge", "skip_news"]
 
 
 class ExchangeSection(Section):
     """Who exchanges when (``[exchange]``)."""
 
-    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    mode: Literal["synchronous", "asynchronous", "neighbours"] = "synchronous"
     rounds: PositiveInt = 20
     coordinator: str | None = None
     fraction: float = Field(default=1.0, gt=0, le=1)
@@ -39,14 +39,22 @@ class ExchangeSection(Section):
     def _fits_the_mode(self) -> ExchangeSection:
         if self.mode == "asynchronous" and self.merge.rule != "mean":
             raise ValueError(
-                f'merge.rule = "{self.merge.rule}" needs several updates at once: mode = "synchronous"'
+                f'merge.rule = "{self.merge.rule}" needs several updates: mode = "asynchronous" has one'
             )
-        if self.mode == "asynchronous" and self.fraction != 1:
-            raise ValueError('fraction is of a synchronous round: mode = "asynchronous" calls everybody')
-        if self.mode == "synchronous" and self.staleness:
-            raise ValueError('staleness needs mode = "asynchronous": a synchronous round has no old updates')
-        if self.mode == "synchronous" and self.mix != ExchangeSection.model_fields["mix"].default:
-            raise ValueError('mix needs mode = "asynchronous": a synchronous round takes the mean')
+        if self.mode != "synchronous" and self.fraction != 1:
+            raise ValueError(
+                f'fraction is of a synchronous round: in mode = "{self.mode}" everybody takes part'
+            )
+        if self.mode != "asynchronous" and self.staleness:
+            raise ValueError(f'staleness needs mode = "asynchronous": "{self.mode}" leaves old updates out')
+        if self.mode != "asynchronous" and self.mix != ExchangeSection.model_fields["mix"].default:
+            raise ValueError(f'mix needs mode = "asynchronous": "{self.mode}" takes the mean')
+        if self.mode == "neighbours" and self.coordinator is not None:
+            raise ValueError('coordinator: mode = "neighbours" has none; leave it out')
+        if self.mode == "neighbours" and self.send == "gradients":
+            raise ValueError(
+                'send = "gradients" needs a coordinator: neighbours do not start a round from the same blocks'
+            )
         return self
 
 
@@ -97,26 +105,42 @@ def report_merge(hand: Hand, job: Coordination, done: Progress, merged: Sequence
     hand.report("merged", observe=observe, round=done.round, peers=list(merged))
 
 
+async def skip_news(hand: Hand) -> None:
+    """Passes over who came and went so far: who is there now is what counts.
+
+    News from before a round would be taken for news of it.
+    """
+    while await hand.receive("lost", "joined", timeout_s=0) is not None:
+        pass
+
+
 def accept_updates(
-    section: ExchangeSection, blocks: Blocks, updates: Mapping[str, Message]
+    section: ExchangeSection,
+    blocks: Blocks,
+    updates: Mapping[str, Message],
+    holds: Mapping[str, Collection[str]],
 ) -> tuple[dict[str, dict[str, Tensors]], dict[str, str]]:
-    """Checks, completes and clips each device's update; says why one was refused."""
+    """Checks, completes and clips each device's update of blocks that it holds; says why one was refused."""
     kept: dict[str, dict[str, Tensors]] = {}
     refused: dict[str, str] = {}
     for peer, message in updates.items():
         try:
+            _check_held(message, holds[peer])
             kept[peer] = {
-                n: _accept_block(section, n, blocks, tensors) for n, tensors in message.blocks.items()
+                n: _accept_block(section, blocks[n], tensors) for n, tensors in message.blocks.items()
             }
         except UpdateRefused as error:
             refused[peer] = str(error)
     return kept, refused
 
 
-def _accept_block(section: ExchangeSection, name: str, blocks: Blocks, update: Tensors) -> Tensors:
-    if name not in blocks:
-        raise UpdateRefused(f"there is no block {name!r}")
-    current = blocks[name]
+def _check_held(message: Message, held: Collection[str]) -> None:
+    for name in message.blocks:
+        if name not in held:
+            raise UpdateRefused(f"it does not hold block {name!r}")
+
+
+def _accept_block(section: ExchangeSection, current: Tensors, update: Tensors) -> Tensors:
     check_update(update, current)
     if section.send == "gradients":
         update = {n: current[n] + change for n, change in update.items()}

@@ -7,7 +7,7 @@ the asynchronous coordinator, because a device only answers.
 
 from __future__ import annotations
 
-from manyhands.exchange.member import Member, Replica, updated_blocks
+from manyhands.exchange.member import Member, Replica, looks, updated_blocks
 from manyhands.hand import Hand, Message
 
 __all__ = ["take_part", "work_alone"]
@@ -19,7 +19,7 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
     while (number := replica.num_rounds) < num_rounds:
         replica = replica.after(await hand.compute(member.train(replica, {}, number)))
         hand.save(replica)
-        if _looks(replica.num_rounds, evaluate_every, num_rounds):
+        if looks(replica.num_rounds, evaluate_every, num_rounds):
             hand.report("evaluated", observe=member.evaluate(replica, {}), round=number + 1)
         hand.report("round", round=number + 1)
     hand.report("finished", round=replica.num_rounds)
@@ -32,7 +32,7 @@ async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every:
     answered = (-1, -1)
     while (message := await _newest(hand, answered)).kind == "round":
         answered = _call(message)
-        if _looks(replica.num_rounds, evaluate_every, num_rounds):
+        if looks(replica.num_rounds, evaluate_every, num_rounds):
             hand.report("evaluated", observe=member.evaluate(replica, message.blocks), round=message.round)
         replica = await _answer(hand, member, replica, message)
         # The update is the coordinator's now; keeping what it came from until the next round would cost an
@@ -76,8 +76,3 @@ def _call(message: Message) -> tuple[int, int]:
     """What orders the coordinator's calls: how often it began anew, then the version of its blocks."""
     attempt, version = message.facts["call"]
     return attempt, version
-
-
-def _looks(number: int, every: int, last: int) -> bool:
-    """Whether the experimenter looks at the network after this round; always after the last."""
-    return number == last or (every > 0 and number % every == 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from manyhands.blocks import Weights
 from manyhands.hand import Outcome, Work
 
-__all__ = ["Blocks", "Member", "Replica", "updated_blocks"]
+__all__ = ["Blocks", "Member", "Replica", "looks", "updated_blocks"]
 
 Blocks = Mapping[str, Weights]
 """Block name -> its tensors."""
@@ -69,3 +69,8 @@ def updated_blocks(trained: Outcome) -> dict[str, Weights]:
     """What a local phase has to say about the shared blocks."""
     prefix = "update/"
     return {name.removeprefix(prefix): w for name, w in trained.weights.items() if name.startswith(prefix)}
+
+
+def looks(number: int, every: int, last: int) -> bool:
+    """Whether the experimenter looks at the network after this round; always after the last."""
+    return number == last or (every > 0 and number % every == 0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from manyhands.blocks import Weights
-from manyhands.exchange.coordination import Coordination, Progress, accept_updates, report_merge
+from manyhands.exchange.coordination import Coordination, Progress, accept_updates, report_merge, skip_news
 from manyhands.exchange.member import Blocks
 from manyhands.exchange.merge import merge
 from manyhands.hand import Hand, Message, Outcome, Work
@@ -33,8 +33,7 @@ async def call_rounds(hand: Hand, job: Coordination, progress: Progress) -> Prog
 
 async def _choose(hand: Hand, job: Coordination, number: int) -> list[str]:
     """The devices of this round, in fleet order; waits if nobody is there."""
-    while await hand.receive("lost", "joined", timeout_s=0) is not None:
-        pass  # who is there now is what counts; news from before the call would be taken for news of it
+    await skip_news(hand)
     while not (peers := hand.peers):
         hand.report("waiting", reason="no device is there")
         await hand.receive("joined")
@@ -105,7 +104,7 @@ def _merge_work(job: Coordination, blocks: Blocks, updates: Mapping[str, Message
     section = job.section
 
     def run() -> Outcome:
-        kept, refused = accept_updates(section, blocks, updates)
+        kept, refused = accept_updates(section, blocks, updates, job.holds)
         merged = {}
         for block in blocks:
             said = [

@@ -52,7 +52,9 @@ class Device:
         share: Fraction of all data that it holds; ``None`` means an equal one.
         interaction_rate: How often it takes part, relative to the others.
         torch_device: Where its arithmetic runs.
-        size: Its network's size within a family; ``None`` means what the model section says.
+        size: Its network's size within a family; ``None`` means what the model section says, ``"auto"`` the
+            largest that fits it.
+        time_budget_s: How long a local phase of a network that is chosen for it may take; ``None``: any time.
     """
 
     name: str
@@ -68,6 +70,7 @@ class Device:
     interaction_rate: float = 1.0
     torch_device: str = "cpu"
     size: str | None = None
+    time_budget_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ class DeviceSection(Section):
     interaction_rate: Positive | None = None
     torch_device: str | None = None
     size: str | None = None
+    time_budget_s: Positive | None = None
 
 
 def make_devices(sections: Sequence[DeviceSection]) -> tuple[Device, ...]:
@@ -190,7 +194,7 @@ def _key(table: int, field: str) -> str:
 def _make_template(table: int, section: DeviceSection) -> Device:
     """The device of a table, still without its final name."""
     kind = _find_kind(table, section.kind)
-    optional = ("share", "interaction_rate", "torch_device", "size")
+    optional = ("share", "interaction_rate", "torch_device", "size", "time_budget_s")
     figures = {figure: getattr(kind, figure) for figure in FIGURES}
     given = {field: getattr(section, field) for field in (*FIGURES, *optional)}
     device = Device(

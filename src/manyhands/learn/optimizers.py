@@ -16,6 +16,7 @@ from torch.optim.adam import adam
 from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
+from manyhands.learn.transfer import copy_into, own_copies
 from manyhands.settings import Section
 
 __all__ = ["OptimizerSection", "Slots", "first_slots", "num_slots", "restored_slots", "saved_slots", "step"]
@@ -48,18 +49,18 @@ def num_slots(section: OptimizerSection) -> int:
 def first_slots(section: OptimizerSection, parameters: Sequence[torch.Tensor]) -> Slots:
     """The memory of an optimizer that has not made a step."""
     return {
-        name: [torch.zeros(()) if name == "step" else torch.zeros_like(p) for p in parameters]
+        name: [
+            torch.zeros((), device=p.device) if name == "step" else torch.zeros_like(p) for p in parameters
+        ]
         for name in _names(section)
     }
 
 
 def saved_slots(slots: Slots) -> dict[str, torch.Tensor]:
     """The memory as named tensors of its own."""
-    return {
-        f"{index}/{name}": tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, tensors in slots.items()
-        for index, tensor in enumerate(tensors)
-    }
+    return own_copies(
+        {f"{index}/{name}": tensor for name, tensors in slots.items() for index, tensor in enumerate(tensors)}
+    )
 
 
 def restored_slots(
@@ -67,9 +68,10 @@ def restored_slots(
 ) -> Slots:
     """The memory that `saved_slots` wrote, laid out like the parameters."""
     slots = first_slots(section, parameters)
-    for name, tensors in slots.items():
-        for index, tensor in enumerate(tensors):
-            tensor.copy_(saved[f"{index}/{name}"])
+    keys = [(name, index) for name, tensors in slots.items() for index in range(len(tensors))]
+    copy_into(
+        [slots[name][index] for name, index in keys], [saved[f"{index}/{name}"] for name, index in keys]
+    )
     return slots
 
 
@@ -85,6 +87,7 @@ def step(section: OptimizerSection, parameters: Sequence[torch.Tensor], slots: S
         n: [t for t, p in zip(ts, parameters, strict=True) if p.grad is not None] for n, ts in slots.items()
     }
     rate = section.learning_rate / (1 + section.decay * num_steps)
+    together = bool(values) and values[0].is_cuda  # all tensors in one kernel, which on a CPU gains nothing
     if section.optimizer == "sgd":
         sgd(
             values,
@@ -96,7 +99,7 @@ def step(section: OptimizerSection, parameters: Sequence[torch.Tensor], slots: S
             dampening=0,
             nesterov=False,
             maximize=False,
-            foreach=False,
+            foreach=together,
         )
     elif section.optimizer == "adam":
         adam(
@@ -130,5 +133,5 @@ def step(section: OptimizerSection, parameters: Sequence[torch.Tensor], slots: S
             weight_decay=section.weight_decay,
             momentum=0,
             centered=False,
-            foreach=False,
+            foreach=together,
         )

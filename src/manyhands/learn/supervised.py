@@ -24,6 +24,7 @@ from manyhands.blocks import Layout, Weights, absorb, extract, private_names
 from manyhands.data import Examples
 from manyhands.errors import RunError
 from manyhands.hand import Outcome, Work
+from manyhands.learn.gradients import Gradients, as_input
 from manyhands.learn.optimizers import (
     OptimizerSection,
     first_slots,
@@ -31,9 +32,9 @@ from manyhands.learn.optimizers import (
     saved_slots,
     step,
 )
-from manyhands.learn.randomness import own_randomness
+from manyhands.learn.transfer import copy_into, own_copies
 from manyhands.models import Cost
-from manyhands.seeds import numpy_generator, torch_generator
+from manyhands.seeds import derive, numpy_generator
 
 __all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of"]
 
@@ -48,6 +49,12 @@ class LearnSection(OptimizerSection):
     examples: PositiveInt | None = None
     keep_optimizer: bool | None = None
     memory_format: Literal["auto", "contiguous", "channels_last"] = "auto"
+
+    def num_used(self, available: int) -> int:
+        """How many examples one local phase goes through, of so many that a device has."""
+        if self.examples is not None:
+            return _whole_batches(min(self.examples, available), self.batch_size)
+        return self.epochs * _whole_batches(available, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -67,15 +74,16 @@ _workspaces = threading.local()
 
 def _workspace(
     architecture: Architecture, torch_device: str, memory_format: torch.memory_format
-) -> nn.Module:
+) -> Gradients:
     """This thread's network of an architecture; its weights are whatever was last loaded."""
-    networks: dict[Hashable, nn.Module] = _workspaces.__dict__.setdefault("networks", {})
+    networks: dict[Hashable, Gradients] = _workspaces.__dict__.setdefault("networks", {})
     key = (architecture.key, torch_device, memory_format)
     if key not in networks:
         if torch_device.startswith("cuda"):
             _make_gpu_repeatable()
         module = architecture.build().to(torch_device)
-        networks[key] = module.to(memory_format=memory_format)  # type: ignore[call-overload]
+        module = module.to(memory_format=memory_format)  # type: ignore[call-overload]
+        networks[key] = Gradients(module, torch_device, memory_format)
     return networks[key]
 
 
@@ -88,9 +96,8 @@ def _make_gpu_repeatable() -> None:
 
 
 def _load(module: nn.Module, state: Tensors) -> None:
-    with torch.no_grad():
-        for name, tensor in module.state_dict().items():
-            tensor.copy_(state[name])
+    own = module.state_dict()
+    copy_into(list(own.values()), [state[name] for name in own])
 
 
 def _memory_format(section: LearnSection, torch_device: str) -> torch.memory_format:
@@ -134,9 +141,7 @@ class LocalPhase:
     @property
     def num_used(self) -> int:
         """How many examples one phase goes through."""
-        if self.section.examples is not None:
-            return _whole_batches(min(self.section.examples, len(self.train)), self.section.batch_size)
-        return self.section.epochs * _whole_batches(len(self.train), self.section.batch_size)
+        return self.section.num_used(len(self.train))
 
     @property
     def flops(self) -> float:
@@ -168,33 +173,29 @@ class LocalPhase:
         self, start: Tensors, kept: Weights | None, num_steps: int, number: int
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
         memory_format = _memory_format(self.section, self.torch_device)
-        module = _workspace(self.architecture, self.torch_device, memory_format)
-        _load(module, start)
+        gradients = _workspace(self.architecture, self.torch_device, memory_format)
+        module = gradients.module
         module.train()
+        gradients.prepare(self.train.x[: self.section.batch_size].shape)
+        _load(module, start)
         parameters = [p for p in module.parameters() if p.requires_grad]
         slots = (
             restored_slots(self.section, parameters, kept) if kept else first_slots(self.section, parameters)
         )
-        loss_of = getattr(module, "loss", None) or F.cross_entropy
         losses, seen = torch.zeros((), device=self.torch_device), 0
-        draws = torch_generator(self.seed, self.device, number, "dropout", device=self.torch_device)
+        gradients.generator.manual_seed(derive(self.seed, self.device, number, "dropout"))
         untouched = torch.random.get_rng_state()
-        for x, y in self._batches(number, memory_format):
-            with own_randomness(draws):
-                outputs = module(x)
-            loss = loss_of(outputs, y)
-            loss.backward()
+        for x, y in self._batches(number):
+            loss = gradients(x, y)
             step(self.section, parameters, slots, num_steps)
-            for parameter in parameters:
-                parameter.grad = None
-            losses += loss.detach() * len(x)
+            losses.add_(loss, alpha=len(x))
             seen += len(x)
             num_steps += 1
         if not torch.equal(torch.random.get_rng_state(), untouched):
             raise RunError(
                 "the network draws random numbers in a way that cannot be repeated; use nn.Dropout"
             )
-        trained = {name: _owned(tensor) for name, tensor in module.state_dict().items()}
+        trained = own_copies(module.state_dict())
         mean = float(losses) / max(seen, 1)
         facts = {"examples": seen, "num_steps": num_steps, "loss": mean if math.isfinite(mean) else None}
         return trained, saved_slots(slots) if self.keep_optimizer else {}, facts
@@ -209,10 +210,8 @@ class LocalPhase:
             updates = {b: {n: t - before[b][n] for n, t in tensors.items()} for b, tensors in updates.items()}
         return results | {f"update/{block}": Weights(tensors) for block, tensors in updates.items()}
 
-    def _batches(
-        self, number: int, memory_format: torch.memory_format
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """The phase's batches, as the network wants them.
+    def _batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The phase's batches, as bytes.
 
         An epoch's examples are gathered once, as bytes, and on a GPU moved there once, from pinned memory;
         cutting batches out of them costs next to nothing.
@@ -224,8 +223,7 @@ class LocalPhase:
             picked = torch.from_numpy(order[: _whole_batches(len(order), size)])
             xs = _moved(self.train.x[picked], self.torch_device)
             ys = _moved(self.train.y[picked], self.torch_device)
-            for x, y in zip(torch.split(xs, size), torch.split(ys, size), strict=True):
-                yield _as_input(x, memory_format), y
+            yield from zip(torch.split(xs, size), torch.split(ys, size), strict=True)
 
 
 def _whole_batches(count: int, batch_size: int) -> int:
@@ -238,27 +236,17 @@ def _moved(tensor: torch.Tensor, torch_device: str) -> torch.Tensor:
     return tensor if torch_device == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
 
 
-def _as_input(x: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor:
-    """Bytes as numbers from 0 to 1, laid out as the network wants them."""
-    return x.to(torch.float32, memory_format=memory_format).div_(255)
-
-
-def _owned(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU that the network will not change."""
-    return tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-
-
 def accuracy_of(
     architecture: Architecture, weights: Tensors, examples: Examples, torch_device: str = "cpu"
 ) -> dict[str, float | None]:
     """Accuracy and mean loss of a network on examples."""
-    module = _workspace(architecture, torch_device, torch.contiguous_format)
+    module = _workspace(architecture, torch_device, torch.contiguous_format).module
     _load(module, weights)
     module.eval()
     right, total = 0, 0.0
     with torch.no_grad():
         for first in range(0, len(examples), 256):
-            x = _as_input(_moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
+            x = as_input(_moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
             y = _moved(examples.y[first : first + 256], torch_device)
             scores = module(x)
             right += int((scores.argmax(1) == y).sum())

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 from manyhands.models.cost import Cost, LayerCost, cost_of, layer_costs
 from manyhands.models.families import FAMILIES, Family, ModelSection, build, sizes_of
+from manyhands.models.forms import Form, FormName, build_in_form
 
 __all__ = [
     "FAMILIES",
     "Cost",
     "Family",
+    "Form",
+    "FormName",
     "LayerCost",
     "ModelSection",
     "build",
+    "build_in_form",
     "cost_of",
     "layer_costs",
     "sizes_of",

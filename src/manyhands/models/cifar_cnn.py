@@ -21,37 +21,48 @@ from torch import nn
 
 from manyhands.models.dry import flat_size
 from manyhands.models.flatten import Flatten
+from manyhands.models.narrow import narrowed
 
 __all__ = ["build"]
 
 SIZES = ("light", "complex")
 
 
-def build(size: str, *, shape: tuple[int, int, int], num_classes: int, padded: bool = False) -> nn.Module:
+def build(
+    size: str,
+    *,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    padded: bool = False,
+    width: float = 1.0,
+    stem_width: float = 1.0,
+) -> nn.Module:
     """One of the two networks, both with the same stem."""
+    first = narrowed(32, stem_width)
+    maps = narrowed(40 if size == "light" and not padded else 64, stem_width if padded else width)
     stem: OrderedDict[str, nn.Module] = OrderedDict(
-        conv1=nn.Conv2d(shape[0], 32, 3, padding=1),
+        conv1=nn.Conv2d(shape[0], first, 3, padding=1),
         relu1=nn.ReLU(),
-        conv2=nn.Conv2d(32, 32, 3, padding=int(padded)),
+        conv2=nn.Conv2d(first, first, 3, padding=int(padded)),
         relu2=nn.ReLU(),
         pool1=nn.MaxPool2d(2),
         drop1=nn.Dropout(0.25),
     )
     features: OrderedDict[str, nn.Module] = OrderedDict()
     third = stem if padded else features
-    third["conv3"] = nn.Conv2d(32, 40 if size == "light" and not padded else 64, 3, padding=1)
+    third["conv3"] = nn.Conv2d(first, maps, 3, padding=1)
     third["relu3"] = nn.ReLU()
     if size == "complex":
-        features["conv4"] = nn.Conv2d(64, 64, 3, padding=int(padded))
+        features["conv4"] = nn.Conv2d(maps, narrowed(64, width), 3, padding=int(padded))
         features["relu4"] = nn.ReLU()
     features["pool2"] = nn.MaxPool2d(4 if padded and size == "light" else 2)
     features["drop2"] = nn.Dropout(0.25)
-    hidden = 512 if size == "complex" else 112 if padded else 32
-    width = flat_size(nn.Sequential(*stem.values(), *features.values()), shape)
+    hidden = narrowed(512 if size == "complex" else 112 if padded else 32, width)
+    inputs = flat_size(nn.Sequential(*stem.values(), *features.values()), shape)
     classifier = nn.Sequential(
         OrderedDict(
             flatten=Flatten(),
-            dense5=nn.Linear(width, hidden),
+            dense5=nn.Linear(inputs, hidden),
             relu5=nn.ReLU(),
             drop5=nn.Dropout(0.5),
             out=nn.Linear(hidden, num_classes),

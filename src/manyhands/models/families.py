@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from manyhands.errors import JobError
@@ -29,11 +29,15 @@ from manyhands.models import (
 )
 from manyhands.models.dry import output_of
 from manyhands.models.imported import call_imported, load
+from manyhands.models.tiers import Sizes, Tier, choices, make_tiers, readable_sizes
 from manyhands.settings import Section
 
-__all__ = ["FAMILIES", "Family", "ModelSection", "build", "sizes_of"]
+__all__ = ["FAMILIES", "Family", "ModelSection", "build", "sizes_of", "tiers_of"]
 
 ImageShape = tuple[int, int, int]
+
+RESERVED = ("size", "shape", "num_classes", "width", "stem_width")
+"""Parameters of a family's `build` that are not options."""
 
 
 class ModelSection(Section):
@@ -41,7 +45,13 @@ class ModelSection(Section):
 
     name: str
     size: str | None = None
+    sizes: Sizes | None = None
     options: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("sizes", mode="before")
+    @classmethod
+    def _readable(cls, value: Any) -> Any:
+        return None if value is None else readable_sizes(value)
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,8 @@ class Family:
     Attributes:
         name: What a job calls it.
         sizes: Names of its sizes, smallest first; all have the same stem.
-        build: ``build(size, shape=(C, H, W), num_classes=n, **options)`` gives the network.
+        build: ``build(size, shape=(C, H, W), num_classes=n, **options)`` gives the network. If it takes
+            `width` and `stem_width` too, it can be made in any width.
         min_side: The smallest image side that works.
         about: One line: what it is and where it comes from.
         detector: Whether it puts out boxes, [N, A·(5+C), H', W'], instead of class scores, [N, C].
@@ -65,6 +76,11 @@ class Family:
     about: str
     detector: bool = False
     side_step: int = 1
+
+    @property
+    def any_width(self) -> bool:
+        """Whether it can be made in widths that a job names."""
+        return "width" in inspect.signature(self.build).parameters
 
 
 FAMILIES: dict[str, Family] = {
@@ -133,7 +149,13 @@ FAMILIES: dict[str, Family] = {
 
 
 def build(
-    section: ModelSection, shape: ImageShape, num_classes: int, *, seed: int, size: str | None = None
+    section: ModelSection,
+    shape: ImageShape,
+    num_classes: int,
+    *,
+    seed: int,
+    size: str | None = None,
+    slim: bool = False,
 ) -> nn.Module:
     """Builds the network that a job asks for, with first weights that depend on the seed alone.
 
@@ -143,62 +165,90 @@ def build(
         num_classes: Number of classes in the data.
         seed: Decides the first weights; the caller's random state is left as it is.
         size: Overrides the section's size, where devices have different ones.
+        slim: Give the largest network, narrowed to the size's width from the first layer on, in place of a
+            smaller one that begins with the same stem.
 
     Raises:
         JobError: No such network, size or option; or the network does not fit the data.
     """
-    sizes = sizes_of(section)
-    size = size or section.size or sizes[-1]
-    if size not in sizes:
-        raise JobError("model.size", size, f"{section.name} comes in {_choices(sizes)}")
+    tiers = {tier.name: tier for tier in tiers_of(section)}
+    size = size or section.size or tuple(tiers)[-1]
+    if size not in tiers:
+        raise JobError("model.size", size, f"{section.name} comes in {choices(tuple(tiers))}")
     family = FAMILIES.get(section.name)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed the GPUs as well
         if family is None:
-            model = call_imported(section.name, section.options, shape, num_classes)
+            model = _build_imported(section, tiers[size], shape, num_classes, slim=slim)
         else:
-            model = _build_family(family, size, shape, num_classes, section.options)
+            model = _build_family(family, tiers[size], shape, num_classes, section.options, slim=slim)
     _check_output(model, section, shape, num_classes, detector=family is not None and family.detector)
     return model
 
 
 def sizes_of(section: ModelSection) -> tuple[str, ...]:
-    """The sizes that the job's network comes in, smallest first; ("full",) for one given by import path.
+    """The names of `tiers_of`."""
+    return tuple(tier.name for tier in tiers_of(section))
+
+
+def tiers_of(section: ModelSection) -> tuple[Tier, ...]:
+    """The sizes that the job's network comes in, smallest first.
 
     Raises:
-        JobError: No such family, or nothing callable at the import path.
+        JobError: No such family or size, or nothing callable at the import path.
     """
     if section.name in FAMILIES:
-        return FAMILIES[section.name].sizes
+        family = FAMILIES[section.name]
+        if isinstance(section.sizes, int | dict) and not family.any_width:
+            able = [f.name for f in FAMILIES.values() if f.any_width]
+            expected = f"{family.name} comes in {choices(family.sizes)}; others can be had of {choices(able)}"
+            raise JobError("model.sizes", section.sizes, expected)
+        return make_tiers(section.name, section.sizes, family.sizes)
     if ":" in section.name:
         load(section.name)
-        return ("full",)
+        return make_tiers(section.name, section.sizes, None)
     close = get_close_matches(section.name.lower(), FAMILIES, n=1)
     hint = f"did you mean {close[0]}? " if close else ""
     raise JobError(
         "model.name",
         section.name,
-        f"no such network; {hint}choose {_choices(tuple(FAMILIES))}, or write package.module:Callable",
+        f"no such network; {hint}choose {choices(tuple(FAMILIES))}, or write package.module:Callable",
     )
 
 
+def _build_imported(
+    section: ModelSection, tier: Tier, shape: ImageShape, num_classes: int, *, slim: bool
+) -> nn.Module:
+    """Calls the network's maker, with its size or width where the job names several."""
+    given: dict[str, Any] = {}
+    if section.sizes is not None:
+        given = {"size": tier.name} if tier.drawn and not slim else {"width": tier.width}
+    return call_imported(section.name, {**section.options, **given}, shape, num_classes)
+
+
 def _build_family(
-    family: Family, size: str, shape: ImageShape, num_classes: int, options: dict[str, Any]
+    family: Family, tier: Tier, shape: ImageShape, num_classes: int, options: dict[str, Any], *, slim: bool
 ) -> nn.Module:
     """Builds a network of a family, after looking at the options and the image's sides."""
     parameters = inspect.signature(family.build).parameters
-    known = tuple(name for name in parameters if name not in ("size", "shape", "num_classes"))
+    known = tuple(name for name in parameters if name not in RESERVED)
     for option, value in options.items():
         if option not in known:
-            takes = f"takes {_choices(known)}" if known else "takes no options"
+            takes = f"takes {choices(known)}" if known else "takes no options"
             raise JobError(f"model.options.{option}", value, f"{family.name} {takes}")
     if min(shape[1:]) < family.min_side or any(side % family.side_step for side in shape[1:]):
         need = f"of at least {family.min_side}x{family.min_side} pixels"
         if family.side_step > 1:
             need = f"with sides that are multiples of {family.side_step}"
         raise JobError("model.name", family.name, f"needs images {need}; the data has {_shown(shape)}")
+    widths = {}
+    if slim or not tier.drawn:
+        widths = {"width": tier.width, "stem_width": tier.width if slim else 1.0}
+    if widths and not family.any_width:
+        raise JobError("model.name", family.name, "cannot be made narrower; it has sizes of its own alone")
+    size = tier.name if not widths else family.sizes[-1]
     try:
-        return family.build(size, shape=shape, num_classes=num_classes, **options)
+        return family.build(size, shape=shape, num_classes=num_classes, **widths, **options)
     except (TypeError, ValueError) as error:
         raise JobError("model.options", options, f"{family.name} does not take this: {error}") from error
 
@@ -227,10 +277,6 @@ def _check_output(
             section.name,
             f"must give {want} for {num_classes} classes on data of {_shown(shape)}, but gives {given}",
         )
-
-
-def _choices(names: tuple[str, ...]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" or {names[-1]}"
 
 
 def _shown(shape: ImageShape) -> str:

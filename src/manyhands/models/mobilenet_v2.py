@@ -11,6 +11,7 @@ from collections import OrderedDict
 from torch import Tensor, nn
 
 from manyhands.models.initial import he_initial
+from manyhands.models.narrow import narrowed
 
 __all__ = ["InvertedResidual", "build"]
 
@@ -28,9 +29,9 @@ STAGES = (
 
 
 class InvertedResidual(nn.Module):
-    """Expands the channels, filters each by itself, projects back; adds its input where shapes allow."""
+    """Expands the channels, filters each by itself, projects back; and perhaps adds its input."""
 
-    def __init__(self, channels: int, expansion: int, out_channels: int, stride: int) -> None:
+    def __init__(self, channels: int, expansion: int, out_channels: int, stride: int, *, adds: bool) -> None:
         super().__init__()
         hidden = channels * expansion
         layers: OrderedDict[str, nn.Module] = OrderedDict()
@@ -39,7 +40,7 @@ class InvertedResidual(nn.Module):
         layers["filter"] = _conv_bn(hidden, hidden, 3, stride=stride, groups=hidden)
         layers["project"] = _conv_bn(hidden, out_channels, 1, active=False)
         self.layers = nn.Sequential(layers)
-        self.adds = stride == 1 and channels == out_channels
+        self.adds = adds
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [N, channels, H, W] to [N, out_channels, H / stride, W / stride]."""
@@ -47,18 +48,29 @@ class InvertedResidual(nn.Module):
         return x + y if self.adds else y
 
 
-def build(size: str, *, shape: tuple[int, int, int], num_classes: int, dropout: float = 0.2) -> nn.Module:
-    """A MobileNet-v2 of width 1.0; `dropout` is the one before its dense layer."""
-    stem = _conv_bn(shape[0], 32, 3)
+def build(
+    size: str,
+    *,
+    shape: tuple[int, int, int],
+    num_classes: int,
+    dropout: float = 0.2,
+    width: float = 1.0,
+    stem_width: float = 1.0,
+) -> nn.Module:
+    """A MobileNet-v2; `dropout` is the one before its dense layer."""
+    channels = narrowed(32, stem_width)
+    stem = _conv_bn(shape[0], channels, 3)
     features: OrderedDict[str, nn.Module] = OrderedDict()
-    channels = 32
-    for number, (expansion, width, repeats, stride) in enumerate(STAGES, start=1):
+    for number, (expansion, full, repeats, stride) in enumerate(STAGES, start=1):
+        maps = narrowed(full, width)
         for place in range(1, repeats + 1):
-            block = InvertedResidual(channels, expansion, width, stride if place == 1 else 1)
+            # Only the first of a stage changes width or resolution; those after it can add their input.
+            block = InvertedResidual(channels, expansion, maps, stride if place == 1 else 1, adds=place > 1)
             features[f"block{number}_{place}"] = block
-            channels = width
-    features["last"] = _conv_bn(channels, 1280, 1)
-    out = nn.Linear(1280, num_classes)
+            channels = maps
+    last = narrowed(1280, width)
+    features["last"] = _conv_bn(channels, last, 1)
+    out = nn.Linear(last, num_classes)
     classifier = nn.Sequential(
         OrderedDict(
             [

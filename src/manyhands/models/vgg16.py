@@ -13,6 +13,7 @@ from torch import nn
 
 from manyhands.models.dry import flat_size
 from manyhands.models.initial import he_initial
+from manyhands.models.narrow import narrowed
 
 __all__ = ["build"]
 
@@ -20,17 +21,20 @@ SIZES = ("full",)
 STAGES = ((64, 2), (128, 2), (256, 3), (512, 3), (512, 3))
 
 
-def build(size: str, *, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+def build(
+    size: str, *, shape: tuple[int, int, int], num_classes: int, width: float = 1.0, stem_width: float = 1.0
+) -> nn.Module:
     """A VGG-16; its stem is the first stage, its convolutions are named conv1_1 to conv5_3."""
     channels, *sides = shape
     stages = []
-    for number, (width, depth) in enumerate(STAGES, start=1):
+    for number, (full, depth) in enumerate(STAGES, start=1):
+        maps = narrowed(full, stem_width if number == 1 else width)
         layers: OrderedDict[str, nn.Module] = OrderedDict()
         for place in range(1, depth + 1):
-            layers[f"conv{number}_{place}"] = nn.Conv2d(channels, width, 3, padding=1)
-            layers[f"bn{number}_{place}"] = nn.BatchNorm2d(width)
+            layers[f"conv{number}_{place}"] = nn.Conv2d(channels, maps, 3, padding=1)
+            layers[f"bn{number}_{place}"] = nn.BatchNorm2d(maps)
             layers[f"relu{number}_{place}"] = nn.ReLU()
-            channels = width
+            channels = maps
         if min(sides) >= 2:
             layers[f"pool{number}"] = nn.MaxPool2d(2)
             sides = [side // 2 for side in sides]

@@ -12,13 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from matplotlib.figure import Figure
-
-from manyhands.report.atomic import write_atomically
-from manyhands.report.look import inline_svg
+from manyhands.report.markup import card, plot, row, table, tiles, write_html
 from manyhands.report.plots import compare_figure, figures
-from manyhands.report.reading import Result, devices_of, number
-from manyhands.report.sheet import STYLE
+from manyhands.report.reading import Result, devices_of, number, split_text
 from manyhands.report.units import (
     MISSING,
     bytes_text,
@@ -35,7 +31,7 @@ Device = Mapping[str, Any]
 
 MOST_EVENTS = 200
 CAPTIONS = {
-    "accuracy": "The network that all devices share is bold; the other lines are single devices.",
+    "accuracy": "The merged network, where there is one, is bold; the other lines are single devices.",
     "together": "Accuracy of a device that trains on its own data only, and of the same device taking part.",
     "devices": "Waiting is time in which a device has nothing to do until others have answered.",
     "topology": "Lines are direct links; messages between others pass through them.",
@@ -66,20 +62,23 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
     engine = str(result.get("engine", "?"))
     facts = [
         *(str(result[key]) for key in ("model", "data") if result.get(key)),
-        f"split: {result.get('split', '?')}",
+        f"split: {split_text(result)}",
         "simulated" if engine == "simulate" else engine,
         f"seed {result.get('seed', '?')}",
     ]
     heads = ("Device", *ACCURACY_HEADS, *COST_HEADS)
     job = f"<details><summary>Job file</summary><pre>{escape(job_toml)}</pre></details>"
     body = [
-        _tiles(_headlines(result, devices)),
-        *(_plot(name, figure, _describe(name, result, devices)) for name, figure in figures(result).items()),
-        _card("Devices", _table(heads, (_device_cells(device) for device in devices), tall=True)),
+        tiles(_headlines(result, devices)),
+        *(
+            plot(name, figure, _describe(name, result, devices), CAPTIONS[name])
+            for name, figure in figures(result).items()
+        ),
+        card("Devices", table(heads, (_device_cells(device) for device in devices), tall=True)),
         _events(result),
-        _card("", job),
+        card("", job),
     ]
-    return _write(path, str(result.get("job", "run")), facts, body, f"run {result.get('hash', '?')}")
+    return write_html(path, str(result.get("job", "run")), facts, body, f"run {result.get('hash', '?')}")
 
 
 def write_compare_page(results: Mapping[str, Result], path: Path) -> Path:
@@ -94,52 +93,29 @@ def write_compare_page(results: Mapping[str, Result], path: Path) -> Path:
         for result in results.values()
     ]
     names = dict.fromkeys(name for found in accuracies for name in found)
-    by_device = (_row(escape(name), (found.get(name, MISSING) for found in accuracies)) for name in names)
+    by_device = (row(escape(name), (found.get(name, MISSING) for found in accuracies)) for name in names)
     by_split = (_split_cells(label, result) for label, result in results.items())
     body = [
-        _tiles(
+        tiles(
             (label, percent_text(_accuracy(result)), f"in {seconds_text(number(result, 'seconds'))}")
             for label, result in results.items()
         ),
-        _plot("compare", compare_figure(results), alt),
-        _card("Splits", _table(SPLIT_HEADS, by_split)),
-        _card("Final accuracy of each device", _table(["Device", *results], by_device, tall=True)),
+        plot("compare", compare_figure(results), alt),
+        card("Splits", table(SPLIT_HEADS, by_split)),
+        card("Final accuracy of each device", table(["Device", *results], by_device, tall=True)),
     ]
     facts = [f"compared: {', '.join(results)}", f"seed {first.get('seed', '?')}"]
-    return _write(path, str(first.get("job", "run")), facts, body, "comparison")
-
-
-def _write(path: Path, title: str, facts: Sequence[str], body: Sequence[str], mark: str) -> Path:
-    newline = "\n"
-    page = f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{escape(title)} – manyhands</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header><h1>{escape(title)}</h1><p class="quiet">{escape(" · ".join(facts))}</p></header>
-<main>
-{newline.join(body)}
-</main>
-<footer>manyhands · {escape(mark)}</footer>
-</body>
-</html>
-"""
-    return write_atomically(Path(path), page)
+    return write_html(path, str(first.get("job", "run")), facts, body, "comparison")
 
 
 def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str, str]]:
     """Name, figure and remark of each tile."""
     shared = number(result, "accuracy") is not None
-    tiles = [
+    entries = [
         (
             "Accuracy",
             percent_text(_accuracy(result)),
-            "of the shared network" if shared else "mean of devices",
+            "of the merged network" if shared else "mean of devices",
         )
     ]
     pairs = [(number(device, "accuracy_alone"), number(device, "accuracy")) for device in devices]
@@ -147,24 +123,26 @@ def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str
     if gains:
         better = sum(gain > 0 for gain in gains)
         note = f"points over training alone; {better} of {len(gains)} better off"
-        tiles.append(("Mean gain", f"{100 * fmean(gains):+.1f}", note))
+        entries.append(("Mean gain", f"{100 * fmean(gains):+.1f}", note))
     wall, rounds, merges = (number(result, key) for key in ("wall_seconds", "rounds", "merges"))
     notes = [
         "" if rounds is None else f"{rounds:.0f} rounds",
         "" if merges is None or merges == rounds else f"{merges:.0f} merges",
         "" if wall is None else f"computed in {seconds_text(wall)}",
     ]
-    tiles.append(("Time", seconds_text(number(result, "seconds")), "; ".join(note for note in notes if note)))
+    entries.append(
+        ("Time", seconds_text(number(result, "seconds")), "; ".join(note for note in notes if note))
+    )
     received = bytes_text(_total(devices, "bytes_received"))
-    tiles.append(("Data sent", bytes_text(_total(devices, "bytes_sent")), f"received {received}"))
-    tiles.append(("Energy", energy_text(_total(devices, "energy_joules")), "all devices together"))
+    entries.append(("Data sent", bytes_text(_total(devices, "bytes_sent")), f"received {received}"))
+    entries.append(("Energy", energy_text(_total(devices, "energy_joules")), "all devices together"))
     lost = sum(number(device, "lost_at_seconds") is not None for device in devices)
-    tiles.append(("Devices", str(len(devices)), f"{lost} lost on the way" if lost else "none lost"))
-    return tiles
+    entries.append(("Devices", str(len(devices)), f"{lost} lost on the way" if lost else "none lost"))
+    return entries
 
 
 def _accuracy(result: Result) -> float | None:
-    """Of the shared network; of the devices on average where there is none."""
+    """Of the merged network; of the devices on average where there is none."""
     own = number(result, "accuracy")
     values = [value for device in devices_of(result) if (value := number(device, "accuracy")) is not None]
     return own if own is not None or not values else fmean(values)
@@ -173,30 +151,6 @@ def _accuracy(result: Result) -> float | None:
 def _total(devices: Iterable[Device], key: str) -> float | None:
     values = [value for device in devices if (value := number(device, key)) is not None]
     return sum(values) if values else None
-
-
-def _tiles(tiles: Iterable[tuple[str, str, str]]) -> str:
-    cells = (
-        f'<div class="card"><dt>{escape(name)}</dt><dd class="figure">{escape(figure)}</dd>'
-        f'<dd class="note">{escape(note)}</dd></div>'
-        for name, figure, note in tiles
-    )
-    return f'<dl class="tiles">{"".join(cells)}</dl>'
-
-
-def _card(title: str, content: str) -> str:
-    heading = f"<h2>{escape(title)}</h2>" if title else ""
-    return f'<section class="card">{heading}{content}</section>'
-
-
-def _scroll(label: str, content: str, style: str = "") -> str:
-    """Content that may be wider than the screen; the keyboard can reach and move it."""
-    return f'<div class="scroll {style}" tabindex="0" role="group" aria-label="{label}">{content}</div>'
-
-
-def _plot(name: str, figure: Figure, alt: str) -> str:
-    caption = f"<figcaption>{escape(CAPTIONS[name])}</figcaption>" if name in CAPTIONS else ""
-    return _card("", f"<figure>{_scroll('plot', inline_svg(figure, name, alt))}{caption}</figure>")
 
 
 def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
@@ -213,18 +167,6 @@ def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     centre = f", with {coordinator} as coordinator" if coordinator else ""
     nodes, edges = len(topology.get("nodes") or []), len(topology.get("edges") or [])
     return f"Graph of {nodes} devices and {edges} links{centre}."
-
-
-def _table(heads: Sequence[str], rows: Iterable[str], *, tall: bool = False, style: str = "figures") -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
-    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
-    table = f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return _scroll("table", table, "tall" if tall else "")
-
-
-def _row(name: str, cells: Iterable[str]) -> str:
-    """The cells of a row: a heading that is HTML already, and plain texts."""
-    return f'<th scope="row">{name}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
 
 
 def _device_cells(device: Device) -> str:
@@ -246,7 +188,7 @@ def _device_cells(device: Device) -> str:
     )
     accuracies = (percent_text(alone), percent_text(together))
     return (
-        _row(_device_name(device), accuracies) + gain + "".join(f"<td>{escape(cost)}</td>" for cost in costs)
+        row(_device_name(device), accuracies) + gain + "".join(f"<td>{escape(cost)}</td>" for cost in costs)
     )
 
 
@@ -255,6 +197,8 @@ def _device_name(device: Device) -> str:
     if device.get("size"):
         about.append(f"size {device['size']}")
     name = f"{escape(str(device.get('name', '?')))}<small>{escape(' · '.join(about))}</small>"
+    if device.get("size_reason"):
+        name += f'<small class="reason">size chosen: {escape(str(device["size_reason"]))}</small>'
     lost = number(device, "lost_at_seconds")
     return name if lost is None else f'{name}<small class="lost">lost at {seconds_text(lost)}</small>'
 
@@ -265,7 +209,7 @@ def _events(result: Result) -> str:
     events = [event for event in result["events"] or [] if isinstance(event, Mapping)]
     if not events:
         nothing = "None: no crash, no refused update, no missed deadline."
-        return _card("Notable events", f'<p class="quiet">{nothing}</p>')
+        return card("Notable events", f'<p class="quiet">{nothing}</p>')
     rows = (
         f'<th scope="row">{seconds_text(number(event, "seconds"))}</th>'
         f"<td>{escape(str(event.get('device', '')))}</td>"
@@ -273,11 +217,11 @@ def _events(result: Result) -> str:
         f'<td class="long">{escape(str(event.get("detail") or ""))}</td>'
         for event in events[:MOST_EVENTS]
     )
-    content = _table(("At", "Device", "Event", "Detail"), rows, tall=True, style="texts")
+    content = table(("At", "Device", "Event", "Detail"), rows, tall=True, style="texts")
     total = max(int(number(result, "num_notable") or 0), len(events))
     if total > MOST_EVENTS:
         content += f'<p class="quiet">The first {MOST_EVENTS} of {total}; trace.jsonl has them all.</p>'
-    return _card("Notable events", content)
+    return card("Notable events", content)
 
 
 def _split_cells(label: str, result: Result) -> str:
@@ -293,4 +237,4 @@ def _split_cells(label: str, result: Result) -> str:
         energy_text(_total(devices, "energy_joules")),
         MISSING if rounds is None else f"{rounds:.0f}",
     )
-    return _row(escape(label), cells)
+    return row(escape(label), cells)

@@ -14,7 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Curve", "Row", "device_rows", "devices_of", "median_curve", "number", "plain", "points_of"]
+__all__ = [
+    "Curve",
+    "Row",
+    "device_rows",
+    "devices_of",
+    "median_curve",
+    "number",
+    "plain",
+    "points_of",
+    "split_text",
+]
 
 Result = Mapping[str, Any]
 Floats = NDArray[np.float64]
@@ -48,6 +58,12 @@ def number(values: Mapping[str, Any], key: str) -> float | None:
 def plain(text: object) -> str:
     """A text from outside as a plot's label: matplotlib would read dollar signs as mathematics."""
     return str(text).replace("$", r"\$")
+
+
+def split_text(result: Result) -> str:
+    """The split, and the form in which it cut the networks apart."""
+    split, form = result.get("split", "?"), result.get("form")
+    return f"{split} ({form})" if form else str(split)
 
 
 def devices_of(result: Result) -> list[Mapping[str, Any]]:

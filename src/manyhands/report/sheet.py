@@ -71,6 +71,7 @@ thead th {
 .figures :is(th, td):not(:first-child) { text-align: right; }
 tbody th { font-weight: 600; position: sticky; left: 0; background: var(--surface); }
 tbody th small { display: block; color: var(--muted); font-weight: 400; }
+tbody th small.reason { white-space: normal; }
 td.long { white-space: normal; width: 99%; min-width: 14rem; }
 tbody tr:last-child > * { border-bottom: 0; }
 .up { color: var(--green); } .down, .lost { color: var(--vermilion); }

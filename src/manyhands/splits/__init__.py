@@ -6,10 +6,11 @@ Another way to split is one new file and a line in `SPLITS`.
 
 from __future__ import annotations
 
+from manyhands.splits.capacity import capacity
 from manyhands.splits.seat import Networks, Seat, Split, SplitSection
 from manyhands.splits.whole import homogeneous, isolated
 
 __all__ = ["SPLITS", "Networks", "Seat", "Split", "SplitSection"]
 
-SPLITS = {"isolated": isolated, "homogeneous": homogeneous}
+SPLITS = {"isolated": isolated, "homogeneous": homogeneous, "capacity": capacity}
 """By the name a job gives it (``[split] by = …``)."""

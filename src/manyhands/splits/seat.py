@@ -4,19 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import cast, get_args
 
 import torch
+from pydantic import Field, NonNegativeFloat, model_validator
 
 from manyhands.blocks import Layout
+from manyhands.models.forms import PLAIN, Form, FormName
 from manyhands.settings import Section
 
 __all__ = ["Networks", "Seat", "Split", "SplitSection"]
+
+
+_READERS = {"stem": "stem", "branch_dropout": "cascade", "distillation": "depth", "scaler": "width"}
+"""Settings, and the form that reads each."""
 
 
 class SplitSection(Section):
     """How the job is split (``[split]``)."""
 
     by: str = "homogeneous"
+    form: FormName = "cascade"
+    stem: tuple[str, ...] = Field(default=("stem",), min_length=1)
+    branch_dropout: float = Field(default=0.5, ge=0, lt=1)
+    distillation: NonNegativeFloat = 0.0
+    scaler: bool = False
+
+    @model_validator(mode="after")
+    def _fits_the_form(self) -> SplitSection:
+        for key, form in _READERS.items():
+            if getattr(self, key) != SplitSection.model_fields[key].default and self.form != form:
+                raise ValueError(f'{key} is read by form = "{form}" alone, and this one is "{self.form}"')
+        return self
+
+    def under(self, label: str) -> SplitSection:
+        """The same settings for another split, named by itself or by a form of the split by capacity."""
+        if label not in get_args(FormName):
+            return self.model_copy(update={"by": label})
+        kept = {key: getattr(self, key) for key, form in _READERS.items() if form == label}
+        return SplitSection(by="capacity", form=cast(FormName, label), **kept)
+
+    @property
+    def label(self) -> str:
+        """The split, or the form of it, in a word: one of those that `under` takes."""
+        return self.form if self.by == "capacity" else self.by
+
+    @property
+    def network_form(self) -> Form:
+        """The form in which networks are built: a split that cuts none apart takes them as they are."""
+        if self.by != "capacity":
+            return PLAIN
+        return Form(self.form, self.branch_dropout, self.distillation, self.scaler)
 
 
 @dataclass(frozen=True)
@@ -25,13 +63,13 @@ class Networks:
 
     Attributes:
         sizes: From the smallest to the largest.
-        default: The size of a device that names none.
         state: A size's tensors by name; shapes are all that a split may look at.
+        buffers: Which of them are counted and not trained, such as batch normalisation's statistics.
     """
 
     sizes: tuple[str, ...]
-    default: str
     state: Callable[[str], Mapping[str, torch.Tensor]]
+    buffers: Callable[[str], frozenset[str]]
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from manyhands.blocks import whole_model
 from manyhands.fleet import Fleet
-from manyhands.splits.seat import Networks, Seat, Split
+from manyhands.splits.seat import Networks, Seat, Split, SplitSection
 
 __all__ = ["homogeneous", "isolated"]
 
 
-def isolated(fleet: Fleet, networks: Networks) -> Split:
+def isolated(fleet: Fleet, networks: Networks, _section: SplitSection) -> Split:
     """Nothing is shared."""
-    return Split("isolated", {d.name: Seat(d.size or networks.default, {}) for d in fleet.devices})
+    return Split("isolated", {d.name: Seat(d.size or networks.sizes[-1], {}) for d in fleet.devices})
 
 
-def homogeneous(fleet: Fleet, networks: Networks) -> Split:
+def homogeneous(fleet: Fleet, networks: Networks, _section: SplitSection) -> Split:
     """Everyone holds the block ``model``, the smallest network that any device trains."""
-    size = min((d.size or networks.default for d in fleet.devices), key=networks.sizes.index)
+    size = min((d.size or networks.sizes[-1] for d in fleet.devices), key=networks.sizes.index)
     seat = Seat(size, whole_model(networks.state(size)))
     return Split("homogeneous", {d.name: seat for d in fleet.devices}, merged=seat)

@@ -1,0 +1,82 @@
+"""The building blocks of every HTML report: cards, tiles, tables, plots, and the frame around them.
+
+A page needs no other file and runs nothing. Texts are escaped here, but for what is said to be HTML.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from manyhands.report.atomic import write_atomically
+from manyhands.report.look import inline_svg
+from manyhands.report.sheet import STYLE
+
+__all__ = ["card", "plot", "row", "table", "tiles", "write_html"]
+
+
+def write_html(path: Path, title: str, facts: Sequence[str], body: Sequence[str], mark: str) -> Path:
+    """Writes a page: a title, facts below it, parts that are HTML already, and a mark at the foot."""
+    newline = "\n"
+    page = f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{escape(title)} – manyhands</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1><p class="quiet">{escape(" · ".join(facts))}</p></header>
+<main>
+{newline.join(body)}
+</main>
+<footer>manyhands · {escape(mark)}</footer>
+</body>
+</html>
+"""
+    return write_atomically(Path(path), page)
+
+
+def tiles(entries: Iterable[tuple[str, str, str]]) -> str:
+    """A row of large figures: name, figure and remark of each."""
+    cells = (
+        f'<div class="card"><dt>{escape(name)}</dt><dd class="figure">{escape(figure)}</dd>'
+        f'<dd class="note">{escape(note)}</dd></div>'
+        for name, figure, note in entries
+    )
+    return f'<dl class="tiles">{"".join(cells)}</dl>'
+
+
+def card(title: str, content: str) -> str:
+    """A framed part of the page; the content is HTML."""
+    heading = f"<h2>{escape(title)}</h2>" if title else ""
+    return f'<section class="card">{heading}{content}</section>'
+
+
+def _scroll(label: str, content: str, style: str = "") -> str:
+    """Content that may be wider than the screen; the keyboard can reach and move it."""
+    return f'<div class="scroll {style}" tabindex="0" role="group" aria-label="{label}">{content}</div>'
+
+
+def plot(name: str, figure: Figure, alt: str, caption: str = "") -> str:
+    """A drawing; `name` is unique on the page, `alt` says what it shows to those who cannot see it."""
+    below = f"<figcaption>{escape(caption)}</figcaption>" if caption else ""
+    return card("", f"<figure>{_scroll('plot', inline_svg(figure, name, alt))}{below}</figure>")
+
+
+def table(heads: Sequence[str], rows: Iterable[str], *, tall: bool = False, style: str = "figures") -> str:
+    """A table of rows that `row` made; a tall one scrolls."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    body = "".join(f"<tr>{cells}</tr>" for cells in rows)
+    whole = f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    return _scroll("table", whole, "tall" if tall else "")
+
+
+def row(name: str, cells: Iterable[str]) -> str:
+    """The cells of a row: a heading that is HTML already, and plain texts."""
+    return f'<th scope="row">{name}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells)

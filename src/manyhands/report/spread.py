@@ -1,0 +1,89 @@
+"""What a sweep found, device by device: for each split and each varied value the median and the range.
+
+Everything here reads the mapping that `compare.json` holds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+from manyhands.report.reading import devices_of, number
+
+__all__ = ["MOST_PANELS", "Comparison", "Panel", "Spread", "key_label", "panels", "value_text"]
+
+Comparison = Mapping[str, Any]
+
+MOST_PANELS = 6
+"""With more devices than this, each kind is one panel."""
+
+
+class Spread(NamedTuple):
+    """Accuracies of one device under one split and one value, over the seeds."""
+
+    median: float
+    low: float
+    high: float
+    num_seeds: int
+
+
+class Panel(NamedTuple):
+    """One device, or the mean of all devices of a kind."""
+
+    label: str
+    spreads: Mapping[tuple[str, int], Spread]
+    """By the split, and by the place of the value among `values` (0 where nothing is varied)."""
+
+
+def panels(comparison: Comparison) -> list[Panel]:
+    """A panel for each device; where they are more than `MOST_PANELS`, for each kind."""
+    runs = [run for run in comparison.get("runs") or [] if isinstance(run, Mapping)]
+    kinds = {str(d.get("name", "?")): str(d.get("kind", "?")) for run in runs for d in devices_of(run)}
+    single = len(kinds) <= MOST_PANELS
+    labels = {name: name if single else _kind_label(kind, kinds) for name, kind in kinds.items()}
+    values = list(comparison.get("values") or [None])
+    found: dict[str, dict[tuple[str, int], list[float]]] = {label: {} for label in labels.values()}
+    for run in runs:
+        place = (str(run.get("split")), values.index(run.get("value")))
+        for label, accuracies in _accuracies(run, labels).items():
+            found[label].setdefault(place, []).append(fmean(accuracies))
+    return [
+        Panel(label, {place: _spread(values) for place, values in places.items()})
+        for label, places in found.items()
+    ]
+
+
+def _kind_label(kind: str, kinds: Mapping[str, str]) -> str:
+    return f"{kind} × {list(kinds.values()).count(kind)}"
+
+
+def _accuracies(run: Mapping[str, Any], labels: Mapping[str, str]) -> dict[str, list[float]]:
+    """Of one run, by panel; a device that was lost before it was measured does not count."""
+    found: dict[str, list[float]] = {}
+    for device in devices_of(run):
+        if (accuracy := number(device, "accuracy")) is not None:
+            found.setdefault(labels[str(device.get("name", "?"))], []).append(accuracy)
+    return found
+
+
+def _spread(values: list[float]) -> Spread:
+    return Spread(median(values), min(values), max(values), len(values))
+
+
+def value_text(value: Any) -> str:
+    """A value of a job in few characters, without quotes."""
+    if isinstance(value, bool | list | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)
+
+
+def key_label(key: str) -> str:
+    """A key of a job as the label of an axis: ``share of the data on weak``."""
+    device = re.fullmatch(r"fleet\.device\[([^\[\]]+)\]\.(\w+)", key)
+    if device is None:
+        return key
+    name = f"device {device[1]}" if device[1].isdecimal() else device[1]
+    return f"share of the data on {name}" if device[2] == "share" else f"{device[2]} of {name}"
