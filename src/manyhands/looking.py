@@ -16,6 +16,7 @@ from manyhands.exchange.member import Blocks
 from manyhands.exchange.merge import MergeSection, merge
 from manyhands.hand import Outcome, Work
 from manyhands.learn.supervised import Architecture, accuracy_of
+from manyhands.learn.transfer import settled_on
 from manyhands.sizing import Library
 from manyhands.splits import Seat, Split
 
@@ -27,6 +28,7 @@ class Looker:
 
     def __init__(self, test: Examples, limit: int | None) -> None:
         self._test = test if limit is None or limit >= len(test) else test.take(_spread(len(test), limit))
+        self._settled: dict[str, Examples] = {}
         self._lock = threading.Lock()
         # Keeping the tensors keeps their identity from being given to others.
         self._known: dict[tuple[int, ...], tuple[Future[Outcome], tuple[torch.Tensor, ...]]] = {}
@@ -48,11 +50,18 @@ class Looker:
         if known is not None:
             return replace(known[0].result())
         try:
-            future.set_result(Outcome(accuracy_of(architecture, weights, self._test, torch_device)))
+            future.set_result(
+                Outcome(accuracy_of(architecture, weights, self._there(torch_device), torch_device))
+            )
         except BaseException as error:
             future.set_exception(error)
             raise
         return future.result()
+
+    def _there(self, torch_device: str) -> Examples:
+        if torch_device not in self._settled:
+            self._settled[torch_device] = settled_on(self._test, torch_device)
+        return self._settled[torch_device]
 
 
 def _spread(count: int, limit: int) -> torch.Tensor:

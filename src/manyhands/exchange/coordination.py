@@ -143,7 +143,7 @@ def _check_held(message: Message, held: Collection[str]) -> None:
 def _accept_block(section: ExchangeSection, current: Tensors, update: Tensors) -> Tensors:
     check_update(update, current)
     if section.send == "gradients":
-        update = {n: current[n] + change for n, change in update.items()}
+        update = {n: current[n].to(change.device) + change for n, change in update.items()}
     if section.merge.clip_norm is not None:
         update, _ = clip_change(update, current, section.merge.clip_norm)
     return update

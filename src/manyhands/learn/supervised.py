@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +33,7 @@ from manyhands.learn.optimizers import (
     saved_slots,
     step,
 )
-from manyhands.learn.transfer import copy_into, own_copies
+from manyhands.learn.transfer import copy_into, moved, own_copies, settled_on
 from manyhands.models import Cost
 from manyhands.seeds import derive, numpy_generator
 
@@ -138,6 +139,10 @@ class LocalPhase:
     send: Literal["parameters", "gradients"] = "parameters"
     keep_optimizer: bool = True
 
+    @cached_property
+    def _examples(self) -> Examples:
+        return settled_on(self.train, self.torch_device)
+
     @property
     def num_used(self) -> int:
         """How many examples one phase goes through."""
@@ -207,33 +212,32 @@ class LocalPhase:
         updates = extract(trained, self.layout)
         if self.send == "gradients":
             before = extract(start, self.layout)
-            updates = {b: {n: t - before[b][n] for n, t in tensors.items()} for b, tensors in updates.items()}
+            updates = {
+                b: {n: t - before[b][n].to(t.device) for n, t in tensors.items()}
+                for b, tensors in updates.items()
+            }
         return results | {f"update/{block}": Weights(tensors) for block, tensors in updates.items()}
 
     def _batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The phase's batches, as bytes.
 
-        An epoch's examples are gathered once, as bytes, and on a GPU moved there once, from pinned memory;
-        cutting batches out of them costs next to nothing.
+        An epoch's examples are gathered once, as bytes; cutting batches out of them costs next to nothing.
+        A GPU has all examples of a device, or is sent an epoch's at a time.
         """
         rng = numpy_generator(self.seed, self.device, number, "batches")
         size = self.section.batch_size
         for _ in range(1 if self.section.examples is not None else self.section.epochs):
             order = rng.permutation(len(self.train))[: self.section.examples].astype(np.int64)
             picked = torch.from_numpy(order[: _whole_batches(len(order), size)])
-            xs = _moved(self.train.x[picked], self.torch_device)
-            ys = _moved(self.train.y[picked], self.torch_device)
+            here = self._examples.x.device
+            xs = moved(self._examples.x[picked.to(here)], self.torch_device)
+            ys = moved(self._examples.y[picked.to(here)], self.torch_device)
             yield from zip(torch.split(xs, size), torch.split(ys, size), strict=True)
 
 
 def _whole_batches(count: int, batch_size: int) -> int:
     """How many of `count` examples are used: a last batch of one, on which BatchNorm cannot train, is not."""
     return count - 1 if count > batch_size and count % batch_size == 1 else count
-
-
-def _moved(tensor: torch.Tensor, torch_device: str) -> torch.Tensor:
-    """The tensor where the network computes."""
-    return tensor if torch_device == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
 
 
 def accuracy_of(
@@ -246,8 +250,8 @@ def accuracy_of(
     right, total = 0, 0.0
     with torch.no_grad():
         for first in range(0, len(examples), 256):
-            x = as_input(_moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
-            y = _moved(examples.y[first : first + 256], torch_device)
+            x = as_input(moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
+            y = moved(examples.y[first : first + 256], torch_device)
             scores = module(x)
             right += int((scores.argmax(1) == y).sum())
             total += float(F.cross_entropy(scores, y, reduction="sum"))
