@@ -161,6 +161,21 @@ def constant_cascade(p, count=3):
     return Cascade(members, p)
 
 
+def test_each_trains_every_sum_and_a_heavier_branch_leaves_the_lighter_ones_alone():
+    model = make("lenet5", Form("cascade", each=True), sizes=3).train()
+    x, y = images(2), torch.tensor([1, 2])
+    scores = model(x)
+    own = [branch(model.stem(x)) for branch in model.branches.values()]
+    sums = torch.stack([own[0], own[0] + own[1], own[0] + own[1] + own[2]])
+    torch.testing.assert_close(scores, sums)
+    expected = sum(torch.nn.functional.cross_entropy(one, y) for one in sums)
+    torch.testing.assert_close(model.loss(scores, y), expected)
+    torch.nn.functional.cross_entropy(scores[2], y).backward()
+    assert all(p.grad is None for name in ("small", "medium") for p in model.branches[name].parameters())
+    assert all(p.grad is not None for p in model.branches["full"].parameters())
+    torch.testing.assert_close(model.eval()(x), sums[2])
+
+
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9])
 def test_branch_dropout_is_all_or_nothing_nested_and_as_frequent_as_asked(p):
     model, count = constant_cascade(p).train(), 20_000

@@ -36,12 +36,14 @@ class Form:
         branch_dropout: Of a cascade.
         distillation: Of exits.
         scaler: Whether narrow networks scale up in training.
+        each: Whether a cascade is trained by the sum of every size, in place of branch dropout.
     """
 
     name: FormName = "stem"
     branch_dropout: float = 0.5
     distillation: float = 0.0
     scaler: bool = False
+    each: bool = False
 
 
 PLAIN = Form()
@@ -65,7 +67,7 @@ def build_in_form(
     if form.name == "cascade":
         members = {name: _with_stem(make(size=name), section, form) for name in held}
         _check_one_stem(members, section)
-        return Cascade(members, form.branch_dropout)
+        return Cascade(members, form.branch_dropout, each=form.each)
     if form.name == "depth":
         whole = _with_stem(make(size=tiers[-1].name), section, form)
         pieces = _cut(whole, section, shape, num_classes, seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 import torch
 from pydantic import Field, NonNegativeFloat, model_validator
@@ -16,7 +16,13 @@ from manyhands.settings import Section
 __all__ = ["Networks", "Seat", "Split", "SplitSection"]
 
 
-_READERS = {"stem": "stem", "branch_dropout": "cascade", "distillation": "depth", "scaler": "width"}
+_READERS = {
+    "stem": "stem",
+    "branch_dropout": "cascade",
+    "supervise": "cascade",
+    "distillation": "depth",
+    "scaler": "width",
+}
 """Settings, and the form that reads each."""
 
 
@@ -27,6 +33,7 @@ class SplitSection(Section):
     form: FormName = "cascade"
     stem: tuple[str, ...] = Field(default=("stem",), min_length=1)
     branch_dropout: float = Field(default=0.5, ge=0, lt=1)
+    supervise: Literal["sum", "each"] = "sum"
     distillation: NonNegativeFloat = 0.0
     scaler: bool = False
 
@@ -35,6 +42,11 @@ class SplitSection(Section):
         for key, form in _READERS.items():
             if getattr(self, key) != SplitSection.model_fields[key].default and self.form != form:
                 raise ValueError(f'{key} is read by form = "{form}" alone, and this one is "{self.form}"')
+        if (
+            self.supervise == "each"
+            and self.branch_dropout != SplitSection.model_fields["branch_dropout"].default
+        ):
+            raise ValueError('branch_dropout is read by supervise = "sum" alone')
         return self
 
     def under(self, label: str) -> SplitSection:
@@ -54,7 +66,7 @@ class SplitSection(Section):
         """The form in which networks are built: a split that cuts none apart takes them as they are."""
         if self.by != "capacity":
             return PLAIN
-        return Form(self.form, self.branch_dropout, self.distillation, self.scaler)
+        return Form(self.form, self.branch_dropout, self.distillation, self.scaler, self.supervise == "each")
 
 
 @dataclass(frozen=True)
