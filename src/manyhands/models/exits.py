@@ -151,7 +151,8 @@ def _ends(operations: Sequence[int], depths: Sequence[float]) -> list[int]:
 
 def _exit(before: nn.Module, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     maps = output_of(before, shape)
-    assert isinstance(maps, Tensor)
+    if not isinstance(maps, Tensor) or maps.dim() != 4:
+        raise ValueError("it can be cut only where there are maps, [N, C, H, W]")
     out = nn.Linear(maps.shape[1], num_classes)
     nn.init.normal_(out.weight, std=0.01)
     nn.init.zeros_(out.bias)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from pydantic import Field, NonNegativeFloat, model_validator
@@ -37,11 +37,16 @@ class SplitSection(Section):
     distillation: NonNegativeFloat = 0.0
     scaler: bool = False
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_form_is_of_capacity(cls, said: Any) -> Any:
+        return {"by": "capacity", **said} if isinstance(said, dict) and "form" in said else said
+
     @model_validator(mode="after")
     def _fits_the_form(self) -> SplitSection:
         for key, form in _READERS.items():
             if getattr(self, key) != SplitSection.model_fields[key].default and self.form != form:
-                raise ValueError(f'{key} is read by form = "{form}" alone, and this one is "{self.form}"')
+                raise ValueError(f'{key} is read by by = "capacity", form = "{form}" alone')
         if (
             self.supervise == "each"
             and self.branch_dropout != SplitSection.model_fields["branch_dropout"].default
