@@ -59,7 +59,7 @@ class _Setting:
     job: Job
     fleet: Fleet
     split: Split
-    library: Library
+    networks: Library
     looker: Looker
 
 
@@ -96,7 +96,7 @@ def make_team(job: Job, sizing: Sizing, split: Split, library: Library, data: Da
 
 def _phase(setting: _Setting, device: Device, train: Examples) -> LocalPhase:
     job, seat = setting.job, setting.split.seats[device.name]
-    network = setting.library(seat.size)
+    network = setting.networks(seat.size)
     keep = job.learn.keep_optimizer
     if keep is None:
         # A network that is wholly shared is another one each round, and remembering the steps on it would
@@ -169,7 +169,7 @@ def _member(setting: _Setting, phase: LocalPhase) -> Member:
     def settle(replica: Replica, blocks: Blocks) -> Work:
         return phase.settle(replica.weights, blocks)
 
-    first = setting.library(setting.split.seats[phase.device].size).first
+    first = setting.networks(setting.split.seats[phase.device].size).first
     return Member(phase.device, Replica(first), len(phase.train), train, settle, evaluate)
 
 
@@ -179,7 +179,7 @@ def _statics(setting: _Setting, phase: LocalPhase) -> dict[str, Any]:
         "size": size,
         "parameters": cost.parameters,
         "train_flops": cost.train_flops,
-        "memory_bytes": setting.library.memory_bytes(size),
+        "memory_bytes": setting.networks.memory_bytes(size),
         "num_examples": len(phase.train),
     }
 
@@ -279,7 +279,7 @@ def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str
 
 def _first_blocks(setting: _Setting) -> dict[str, Weights]:
     """Every block before the first round, cut out of the largest network that holds it."""
-    library, blocks = setting.library, dict[str, Weights]()
+    library, blocks = setting.networks, dict[str, Weights]()
     by_size = {seat.size: seat for seat in setting.split.seats.values()}
     for size in [size for size in reversed(library.sizes) if size in by_size]:
         missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
@@ -292,12 +292,12 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
     merged = setting.split.merged
     if merged is None:
         return None
-    architecture = setting.library(merged.size).architecture
+    architecture = setting.networks(merged.size).architecture
 
     def look(blocks: Blocks) -> Work:
         return setting.looker.work(
             architecture,
-            lambda: merged_network(merged, setting.library, blocks),
+            lambda: merged_network(merged, setting.networks, blocks),
             setting.fleet[host].torch_device,
         )
 
