@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manyhands import display, parallel
+from manyhands import parallel, progress
 from manyhands.cli import main
 from manyhands.engine import clock
 from manyhands.errors import RunError
@@ -27,7 +27,7 @@ def manyhands(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
     """Runs the console script in an empty folder; gives its status, output and errors."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", float("inf"))  # however slow the machine is
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", float("inf"))  # however slow the machine is
 
     def run(*arguments: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["manyhands", *map(str, arguments)])
@@ -82,7 +82,7 @@ def test_without_a_terminal_a_run_says_now_and_then_how_far_it_is(
     manyhands: Run, small_job_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = itertools.count()  # an event takes a second
-    monkeypatch.setattr(display, "SECONDS_BETWEEN_LINES", 10.0)
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 10.0)
     monkeypatch.setattr(clock, "wall_seconds", lambda: float(next(now)))
     status, out, err = manyhands("train", small_job_file, "--out", "x", "--set", "run.alone=true")
     lines = err.splitlines()

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from manyhands.display import LinesNowAndThen, LiveTable
 from manyhands.errors import JobError, Stopped
 from manyhands.job import Job, load_job, quick_start
+from manyhands.progress import LinesNowAndThen, LiveTable
 from manyhands.report.folder import RunFolder
 
 __all__ = [

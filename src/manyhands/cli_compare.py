@@ -24,9 +24,10 @@ from manyhands.cli_common import (
     stoppable,
     watching,
 )
-from manyhands.display import SweepProgress, comparison_table, sweep_tables
+from manyhands.display import comparison_table, sweep_tables
 from manyhands.errors import JobError, RunError
 from manyhands.job import split_labels
+from manyhands.progress import SweepProgress
 from manyhands.report.atomic import write_atomically
 from manyhands.report.page import write_compare_page
 from manyhands.report.plots import save_compare_png

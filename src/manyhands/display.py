@@ -1,33 +1,22 @@
-"""What a run looks like in a terminal: a live table while it goes on, and the balance at its end."""
+"""The balance of a run or a comparison, as tables in a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
-from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-from rich.console import Console, Group, RenderableType
-from rich.live import Live
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.progress_bar import ProgressBar
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from manyhands.engine.clock import Interval
-from manyhands.hand import Facts
-from manyhands.job import Job
 from manyhands.report.reading import accuracy_heading, names_text, sizes_differ, split_heading, whose_accuracy
 from manyhands.report.spread import Comparison, Panel, Spread, headings, key_label, panels, value_text
-from manyhands.report.summary import DeviceTally, Tally
 from manyhands.report.units import bytes_text, counted, energy_text, gain_points, seconds_text
-from manyhands.sweeps import Cell
 
 __all__ = [
-    "LinesNowAndThen",
-    "LiveTable",
-    "SweepProgress",
+    "MAX_ROWS",
     "comparison_table",
+    "percent",
     "result_table",
     "sweep_tables",
 ]
@@ -35,182 +24,8 @@ __all__ = [
 MAX_ROWS = 12
 """A table longer than this is cut; the report has them all."""
 
-SECONDS_BETWEEN_LINES = 10.0
-
 MAX_WIDE = 3
 """With more splits than this, ranges stand below the medians, so that a table fits into 80 columns."""
-
-
-class LiveTable:
-    """Shows a run while it goes on; usable as the `watch` of `train`."""
-
-    def __init__(self, console: Console, *, alone: bool = False) -> None:
-        self._alone = alone
-        self._live = Live(console=console, refresh_per_second=8, transient=True)
-        self._what: tuple[str, Job, Tally] | None = None
-        self._reading = "preparing: data, fleet, networks ..."
-
-    def __enter__(self) -> LiveTable:
-        self._live.get_renderable = self._render  # type: ignore[method-assign]  # drawn when shown, not when told
-        self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
-
-    def __call__(self, split: str, job: Job, tally: Tally, event: Facts | None) -> None:
-        """Takes note; the table draws itself at its own pace."""
-        self._what = (split, job, tally)
-
-    def reading(self, what: str, done: int, total: int | None) -> None:
-        """Takes note of how far the data is read; usable as the `progress` of `train`."""
-        self._reading = _read_so_far(what, done, total)
-
-    def _render(self) -> RenderableType:
-        if self._what is None:
-            return Text(self._reading, style="dim")
-        split, job, tally = self._what
-        total = job.exchange.rounds
-        done = _rounds_done(tally)
-        accuracy = tally.curve[-1]["accuracy"] if tally.curve else None
-        title = Text(job.name, style="bold", no_wrap=True, overflow="ellipsis")
-        title.append(f"  {_which_pass(split, job, alone=self._alone)}", style="not bold cyan")
-        head = Table.grid(padding=(0, 2, 0, 0))
-        for width in (24, len(f"round {total}/{total}"), 21, 14):
-            head.add_column(width=width, no_wrap=True)
-        head.add_row(
-            ProgressBar(total=total, completed=done, width=24),
-            f"round {done}/{total}",
-            f"{seconds_text(tally.seconds)} simulated",
-            f"accuracy {accuracy:.1%}" if accuracy is not None else "",
-        )
-        return Group(title, head, _live_rows(tally, self._live.console.width))
-
-
-class LinesNowAndThen:
-    """Says how far a run is where no table can be drawn: a line at most every 10 seconds.
-
-    Usable as the `watch` of `train`.
-    """
-
-    def __init__(self, console: Console, *, alone: bool = False) -> None:
-        self._console, self._alone = console, alone
-        self._interval = Interval(SECONDS_BETWEEN_LINES)
-
-    def __enter__(self) -> LinesNowAndThen:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
-    def __call__(self, split: str, job: Job, tally: Tally, event: Facts | None) -> None:
-        """Takes note, and says so if it is time to."""
-        if not self._interval.due():
-            return
-        parts = [
-            f"{job.name}: {_which_pass(split, job, alone=self._alone)}",
-            f"round {_rounds_done(tally)} of {job.exchange.rounds}",
-            f"{seconds_text(tally.seconds)} simulated",
-        ]
-        known = [device.accuracy for device in tally.devices.values() if device.accuracy is not None]
-        if tally.curve:
-            parts.append(f"accuracy {tally.curve[-1]['accuracy']:.1%}")
-        elif known:
-            parts.append(f"mean accuracy of devices {fmean(known):.1%}")
-        self._say(", ".join(parts))
-
-    def reading(self, what: str, done: int, total: int | None) -> None:
-        """Takes note of how far the data is read; usable as the `progress` of `train`."""
-        if self._interval.due():
-            self._say(_read_so_far(what, done, total))
-
-    def _say(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
-
-
-def _which_pass(split: str, job: Job, *, alone: bool) -> str:
-    """The split; or that this is the run before the one that was asked for.
-
-    A job that asks for the run of each device alone is itself said to do so; that run's own job is not.
-    """
-    return "first: each device alone" if alone and not job.run.alone else split
-
-
-def _read_so_far(what: str, done: int, total: int | None) -> str:
-    return f"{what}: {done / total:.0%}" if total else f"{what}: {done:,}"
-
-
-def _rounds_done(tally: Tally) -> int:
-    return tally.round or min((device.rounds for device in tally.devices.values()), default=0)
-
-
-def _live_rows(tally: Tally, width: int) -> Table:
-    """Columns have their width from the start, so that nothing moves while the figures grow."""
-    heads = {"rounds": 6, "loss": 7, "accuracy": 8, "busy": 6, "sent": 7, "received": 8, "": 15}
-    names = max(len("device"), *(len(name) for name in tally.devices))
-    room = width - sum(heads.values()) - len(heads)
-    table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column("device", width=max(min(names, room), 6), no_wrap=True, overflow="ellipsis")
-    for head, fixed in heads.items():
-        side: Literal["left", "right"] = "left" if head in ("busy", "") else "right"
-        table.add_column(head, width=fixed, no_wrap=True, justify=side)
-    shown = list(tally.devices.items())[:MAX_ROWS]
-    for name, device in shown:
-        busy = device.busy_seconds / tally.seconds if tally.seconds else 0.0
-        table.add_row(
-            name,
-            str(device.rounds),
-            f"{device.loss:.3f}" if device.loss is not None else "-",
-            _percent(device.accuracy),
-            ProgressBar(total=1.0, completed=min(busy, 1.0), width=6),
-            bytes_text(device.bytes_sent),
-            bytes_text(device.bytes_received),
-            _state(device),
-        )
-    if len(tally.devices) > len(shown):
-        table.add_row(f"... and {len(tally.devices) - len(shown)} more", style="dim")
-    return table
-
-
-def _state(device: DeviceTally) -> Text:
-    if device.lost_at_seconds is not None:
-        return Text(f"lost {seconds_text(device.lost_at_seconds)}", style="red")
-    return Text("done", style="green") if device.finished else Text("")
-
-
-class SweepProgress:
-    """Shows how far a sweep is: a bar on a terminal, elsewhere a line for each run that ended.
-
-    Usable as the `watch` of `sweep`.
-    """
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        columns = (BarColumn(30), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("preparing: data, fleet, networks ...", total=None)
-
-    def __enter__(self) -> SweepProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._bar.stop()
-
-    def __call__(self, cell: Cell, done: int, total: int) -> None:
-        """Takes note of a run that began or ended."""
-        text = f"{done} of {total} runs, {cell.title}"
-        self._bar.update(self._task, completed=done, total=total, description=text)
-        if cell.error is not None:
-            self._console.print(f"{text}: failed: {cell.error}", markup=False, soft_wrap=True)
-        elif cell.result is not None and not self._console.is_terminal:
-            self._console.print(text, markup=False, soft_wrap=True)
 
 
 def result_table(result: Mapping[str, Any]) -> RenderableType:
@@ -229,7 +44,7 @@ def result_table(result: Mapping[str, Any]) -> RenderableType:
         table.add_row(
             device["name"],
             *((str(device.get("size") or "-"),) if sized else ()),
-            *(_gain(device) if alone else (_percent(device["accuracy"]),)),
+            *(_gain(device) if alone else (percent(device["accuracy"]),)),
             seconds_text(device["busy_seconds"]),
             seconds_text(device["waiting_seconds"]),
             bytes_text(device["bytes_sent"]),
@@ -270,7 +85,7 @@ def _gain(device: Mapping[str, Any]) -> tuple[Text, Text, Text]:
     """Accuracy alone, together, and the difference in points."""
     alone, together = device.get("accuracy_alone"), device["accuracy"]
     if alone is None or together is None:
-        return Text(_percent(alone)), Text(_percent(together)), Text("-")
+        return Text(percent(alone)), Text(percent(together)), Text("-")
     points = gain_points(alone, together)
     style = "green" if points > 0 else "red" if points < 0 else ""
     return (
@@ -289,7 +104,7 @@ def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> RenderableType
     columns = [{d["name"]: d for d in result["devices"]} for result in results.values()]
     names, sized = list(columns[0]), sizes_differ(results.values())
     for name in names[:MAX_ROWS]:
-        table.add_row(Text(name), *(_percent(column[name]["accuracy"]) for column in columns))
+        table.add_row(Text(name), *(percent(column[name]["accuracy"]) for column in columns))
         if sized:
             table.add_row(
                 "  size", *(str(column[name].get("size") or "-") for column in columns), style="dim"
@@ -298,7 +113,7 @@ def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> RenderableType
         table.add_row(f"... and {len(names) - MAX_ROWS} more", style="dim")
     table.add_section()
     table.add_row(
-        accuracy_heading(results.values()), *(_percent(r["accuracy"]) for r in results.values()), style="bold"
+        accuracy_heading(results.values()), *(percent(r["accuracy"]) for r in results.values()), style="bold"
     )
     if sized and any(r.get("merged_size") for r in results.values()):
         table.add_row("  size", *(str(r.get("merged_size") or "") for r in results.values()), style="dim")
@@ -348,10 +163,11 @@ def _spread_table(
 def _spread_text(spread: Spread | None, *, below: bool) -> str:
     """The median and the range, beside it or below."""
     if spread is None or spread.num_seeds == 1:
-        return _percent(spread and spread.median)
+        return percent(spread and spread.median)
     ends = f"{100 * spread.low:.1f}-{100 * spread.high:.1f}"
     return f"{spread.median:.1%}\n{ends}" if below else f"{spread.median:.1%} ({ends})"
 
 
-def _percent(value: float | None) -> str:
+def percent(value: float | None) -> str:
+    """An accuracy with one decimal; a dash where there is none."""
     return "-" if value is None else f"{value:.1%}"

@@ -4,7 +4,7 @@ import io
 
 from rich.console import Console
 
-from manyhands.display import LiveTable
+from manyhands.progress import LiveTable
 from manyhands.report.summary import Tally
 
 NAMES = ("workstation-rtx-2080-ti-1", "raspberry-pi-3b", "laptop")

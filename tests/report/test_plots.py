@@ -3,6 +3,7 @@ import itertools
 import sys
 
 import matplotlib.image
+import matplotlib.text
 import numpy as np
 import pytest
 from hypothesis import given
@@ -270,8 +271,11 @@ def test_dollar_signs_are_not_mathematics():
     odd = r"$\frac"
     result["devices"][0]["name"] = result["devices"][0]["kind"] = odd
     result["topology"]["nodes"][0] = result["topology"]["edges"][0][0] = odd
-    for figure in [*figures(result).values(), compare_figure({r"$\bad$ $": result})]:
+    drawn = [*figures(result).values(), compare_figure({r"$\bad$ $": result})]
+    for figure in drawn:
         figure.draw_without_rendering()
+    texts = [text.get_text() for figure in drawn for text in figure.findobj(matplotlib.text.Text)]
+    assert any(r"\frac" in text for text in texts)
 
 
 def test_drawing_leaves_the_result_and_pyplot_alone(tmp_path):
