@@ -12,7 +12,7 @@ import pytest
 from manyhands import parallel
 from manyhands.errors import JobError, RunError
 from manyhands.job import Job
-from manyhands.sweeps import Cell, Vary, comparison, sweep
+from manyhands.sweeps import Cell, Vary, comparison, prepare, sweep
 from manyhands.variation import plan
 
 Make = Callable[..., Job]
@@ -299,3 +299,12 @@ def test_a_check_finds_what_only_the_data_shows(make: Make, tmp_path: Path) -> N
             Vary("fault", ([], [{"kind": "crash", "device": "q", "at_s": 1}])),
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_a_plain_comparison_with_a_mistake_leaves_the_folder_as_it_was(make: Make, tmp_path: Path) -> None:
+    wrong = make(model={"name": "lenet5", "sizes": 3})
+    with pytest.raises(JobError, match="cut to 2 depths"):
+        prepare(wrong, ["stem", "depth"], tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(JobError, match=r"--out = .* cannot be written to"):
+        prepare(make(), ["isolated"], Path("/proc/nope"))

@@ -11,6 +11,7 @@ thousand devices that share one network live in one process.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -140,18 +141,31 @@ def absorb(
     """A new state in which the given blocks stand in the place of the old ones.
 
     The old state is left as it is. Whole tensors are taken over by reference; only a tensor of which
-    a block holds a slice is copied.
+    a block holds a slice is copied. A tensor that `private_names` leaves out need not be in the old state.
     """
     new = dict(state)
+    copied = set()
     for block, tensors in blocks.items():
         for name, part in layout[block].items():
             if part.index is None:
                 new[part.tensor] = tensors[name]
-            else:
-                if new[part.tensor] is state[part.tensor]:
-                    new[part.tensor] = state[part.tensor].clone()
-                part.view(new).copy_(tensors[name])
+                continue
+            if part.tensor not in copied:
+                new[part.tensor] = _to_fill(state, layout, part.tensor, tensors[name])
+                copied.add(part.tensor)
+            part.view(new).copy_(tensors[name])
     return new
+
+
+def _to_fill(
+    state: Mapping[str, torch.Tensor], layout: Layout, name: str, like: torch.Tensor
+) -> torch.Tensor:
+    """A tensor for slices to go into: a copy of the old one, or a new one that the slices will fill."""
+    if name in state:
+        return state[name].clone()
+    slices = [part.index for parts in layout.values() for part in parts.values() if part.tensor == name]
+    shape = [max(index[axis].stop for index in slices if index) for axis in range(like.dim())]
+    return like.new_empty(shape)
 
 
 def covers(layout: Layout, state: Mapping[str, torch.Tensor]) -> bool:
@@ -161,6 +175,9 @@ def covers(layout: Layout, state: Mapping[str, torch.Tensor]) -> bool:
 
 
 def private_names(state: Mapping[str, torch.Tensor], layout: Layout) -> list[str]:
-    """The tensors of a state that no block holds wholly: what a device keeps to itself."""
-    shared = {part.tensor for parts in layout.values() for part in parts.values() if part.index is None}
-    return [name for name in state if name not in shared]
+    """The tensors of a state of which not all is in blocks: what a device keeps to itself."""
+    shared: Counter[str] = Counter()
+    for parts in layout.values():
+        for part in parts.values():
+            shared[part.tensor] += part.view(state).numel()
+    return [name for name, tensor in state.items() if shared[name] < tensor.numel()]

@@ -14,7 +14,6 @@ from manyhands.cli_common import (
     EngineOption,
     JobArgument,
     JsonOption,
-    OutOption,
     QuietOption,
     SeedOption,
     SetOption,
@@ -25,14 +24,16 @@ from manyhands.cli_common import (
     stoppable,
     watching,
 )
-from manyhands.display import SweepProgress, comparison_table, sweep_tables
+from manyhands.display import comparison_table, sweep_tables
 from manyhands.errors import JobError, RunError
+from manyhands.job import split_labels
+from manyhands.progress import SweepProgress
 from manyhands.report.atomic import write_atomically
 from manyhands.report.page import write_compare_page
 from manyhands.report.plots import save_compare_png
 from manyhands.report.sweep import save_sweep_png, write_sweep_page
 from manyhands.run import compare as run_compare
-from manyhands.sweeps import Cell, Vary, claim, comparison, sweep
+from manyhands.sweeps import Cell, Vary, comparison, prepare, sweep
 from manyhands.variation import check_splits
 
 __all__ = ["compare"]
@@ -40,7 +41,9 @@ __all__ = ["compare"]
 
 def compare(
     job: JobArgument = None,
-    splits: Annotated[str, typer.Option("--splits", help="Which, with commas.")] = "isolated,homogeneous",
+    splits: Annotated[
+        str, typer.Option("--splits", help=f"With commas, of {', '.join(split_labels())}.")
+    ] = "isolated,homogeneous",
     vary: Annotated[
         list[str] | None,
         typer.Option("--vary", metavar="KEY=V1,V2,...", help="Also with each of these values of a key."),
@@ -49,7 +52,10 @@ def compare(
         str | None, typer.Option("--seeds", metavar="N1,N2,...", help="Also from each of these seeds.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, metavar="N", help="So many runs at a time.")] = 1,
-    out: OutOption = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Where the runs go; without it, runs/NAME-compare."),
+    ] = None,
     seed: SeedOption = None,
     changes: SetOption = None,
     engine: EngineOption = "simulate",
@@ -67,7 +73,7 @@ def compare(
     console = make_console(quiet or as_json)
     with stoppable(f"the same command with --out {folder}"):
         if jobs == 1 and varied is None and not numbers:
-            claim(wanted, folder)
+            prepare(wanted, names, folder)
             with watching(console) as live:
                 results = run_compare(wanted, names, folder, live, live and live.reading)
             _show_splits(console, results, folder, as_json=as_json)

@@ -6,7 +6,6 @@ with a file is turned into one line that names the key, the value and what would
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -22,7 +21,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from manyhands.data import DataSection
 from manyhands.engine.faults import Fault
-from manyhands.errors import JobError
+from manyhands.errors import JobError, did_you_mean
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.fleet import FleetSection
 from manyhands.learn.supervised import LearnSection
@@ -146,8 +145,13 @@ def _checked(said: dict[str, Any]) -> Job:
         job = Job.model_validate(said)
     except ValidationError as error:
         raise _explained(error) from None
+    if job.split.by in get_args(FormName):
+        expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
+        raise JobError("split.by", job.split.by, expected)
     if job.split.by not in SPLITS:
-        raise JobError("split.by", job.split.by, f"there is no such split; choose one of {', '.join(SPLITS)}")
+        hint = did_you_mean(job.split.by, SPLITS)
+        expected = f"there is no such split{hint}; choose one of {', '.join(SPLITS)}"
+        raise JobError("split.by", job.split.by, expected)
     if job.data.path is not None:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
@@ -223,8 +227,7 @@ def _explained(error: ValidationError) -> JobError:
         return JobError(key, None, "is missing")
     if first["type"] == "extra_forbidden":
         keys = _keys_beside(tuple(first["loc"]))
-        close = difflib.get_close_matches(str(where[-1]), keys, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(str(where[-1]), keys)
         return JobError(key, value, f"there is no such key{hint} (there are {', '.join(keys)})")
     if first["type"] == "union_tag_not_found":
         return JobError(f"{key}.kind", None, f"is missing; choose one of {', '.join(_FAULT_KINDS)}")
@@ -235,6 +238,15 @@ def _explained(error: ValidationError) -> JobError:
         message = f"must have at least {first['ctx']['min_length']} entries"
     elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "must be a table"
+    elif first["type"] in ("tuple_type", "list_type"):
+        message = "must be a list"
+    elif first["type"] in ("int_parsing", "int_type", "int_from_float"):
+        message = "must be an integer"
+    elif first["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        message = (
+            f"there is no such choice{did_you_mean(str(value), known)}; choose one of {', '.join(known)}"
+        )
     elif first["type"] == "string_pattern_mismatch":
         message = "may have letters, digits, '.', '_' and '-', and begins with a letter or a digit"
     if isinstance(value, dict):

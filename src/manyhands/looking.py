@@ -26,9 +26,10 @@ __all__ = ["Looker", "averaged_network", "merged_network"]
 class Looker:
     """Measures networks on the test set; the same network, however many devices hold it, only once."""
 
-    def __init__(self, test: Examples, limit: int | None) -> None:
+    def __init__(self, test: Examples, limit: int | None = None, most: int = 4) -> None:
         self._test = test if limit is None or limit >= len(test) else test.take(_spread(len(test), limit))
         self._settled: dict[str, Examples] = {}
+        self._most = most  # of networks that are remembered
         self._lock = threading.Lock()
         # Keeping the tensors keeps their identity from being given to others.
         self._known: dict[tuple[int, ...], tuple[Future[Outcome], tuple[torch.Tensor, ...]]] = {}
@@ -45,7 +46,7 @@ class Looker:
             if known is None:
                 future: Future[Outcome] = Future()
                 self._known[key] = (future, tensors)
-                while len(self._known) > 4:
+                while len(self._known) > self._most:
                     del self._known[next(iter(self._known))]
         if known is not None:
             return replace(known[0].result())

@@ -34,8 +34,8 @@ from manyhands.report.plots import save_pngs
 from manyhands.report.summary import SCHEMA, Tally
 from manyhands.seeds import derive
 from manyhands.sizing import Library, choose_sizes
-from manyhands.splits import SPLITS, Split
-from manyhands.team import COORDINATOR, Team, make_team, offered_networks
+from manyhands.splits import SPLITS, Seat, Split
+from manyhands.team import COORDINATOR, Data, Team, make_team, offered_networks, share_out
 
 __all__ = ["Watch", "check", "compare", "resume", "train"]
 
@@ -97,10 +97,12 @@ def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -
     alone = _train_alone(job, dataset, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts)
     ends = _simulate(job, fleet, team, folder, tally, watch)
-    models = _models(team, split, library, ends)
+    models = _models(team, split, library, ends, tally.finished)
     result = _result(job, dataset, fleet, team, tally)
-    if team.coordinator_host is None and "global" in models:
-        result["accuracy"] = _accuracy(team, library, split, models["global"])
+    if split.merged is not None and "global" in models:
+        result["merged_size"] = split.merged.size
+        if team.coordinator_host is None:
+            result["accuracy"] = _accuracy(team, library, split.merged, models["global"])
     if alone is not None:
         _set_beside(result, alone)
     result["wall_seconds"] = wall_seconds() - started
@@ -114,9 +116,11 @@ def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -
 
 
 def _put_together(job: Job, dataset: Dataset, library: Library) -> tuple[Fleet, Split, Team]:
-    sizing = choose_sizes(job, make_fleet(job.fleet, seed=job.seed), library, len(dataset.train))
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    shares = share_out(job, dataset.train, fleet)
+    sizing = choose_sizes(job, fleet, library, {name: len(share) for name, share in shares.items()})
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
-    team = make_team(job, dataset, sizing, split, library)
+    team = make_team(job, sizing, split, library, Data(shares, dataset.test))
     _check_faults(job, team)
     return sizing.fleet, split, team
 
@@ -190,7 +194,7 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
     """The contract of result.json, but for the time that the run took here."""
     last = tally.curve[-1] if tally.curve else None
     rounds = tally.round if team.coordinator_host else max(d.rounds for d in tally.devices.values())
-    leading = {COORDINATOR} if team.coordinator_host else set(team.hosts)
+    leading = {COORDINATOR} if team.coordinator_host else _not_lost(tally)
     return {
         "schema": SCHEMA,
         "job": job.name,
@@ -203,10 +207,11 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
         "data": dataset.name,
         "seconds": tally.seconds,
         "wall_seconds": 0.0,
-        "complete": leading <= tally.finished,
+        "complete": bool(leading) and leading <= tally.finished,
         "rounds": rounds,
         "merges": tally.merges,
         "accuracy": last["accuracy"] if last else None,
+        "merged_size": None,
         "curve": tally.curve,
         "topology": {
             "nodes": [device.name for device in fleet.devices],
@@ -220,13 +225,17 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
     }
 
 
-def _models(team: Team, split: Split, library: Library, ends: Mapping[str, Any]) -> dict[str, Weights]:
+def _not_lost(tally: Tally) -> set[str]:
+    """The devices that did not crash for good."""
+    return {name for name, device in tally.devices.items() if device.lost_at_seconds is None}
+
+
+def _models(
+    team: Team, split: Split, library: Library, ends: Mapping[str, Any], finished: set[str]
+) -> dict[str, Weights]:
     """The merged network, if there is one, and that of each device which came to the end."""
-    models = {}
-    for name, member in team.members.items():
-        end: Replica | None = ends[name]
-        if end is not None and end.weights.keys() == member.replica.weights.keys():
-            models[name] = end.weights
+    replicas: dict[str, Replica] = {name: ends[name] for name in team.members if name in finished}
+    models = {name: replica.weights for name, replica in replicas.items()}
     merged: Progress | None = ends.get(COORDINATOR)
     if merged is None:
         num_examples = {name: member.num_examples for name, member in team.members.items()}
@@ -236,10 +245,9 @@ def _models(team: Team, split: Split, library: Library, ends: Mapping[str, Any])
     return models if together is None else {**models, "global": together}
 
 
-def _accuracy(team: Team, library: Library, split: Split, weights: Weights) -> float:
+def _accuracy(team: Team, library: Library, merged: Seat, weights: Weights) -> float:
     """Of the network that devices without a coordinator made together; nobody had it while they trained."""
-    assert split.merged is not None
-    architecture = library(split.merged.size).architecture
+    architecture = library(merged.size).architecture
     return float(team.looker.work(architecture, lambda: weights, "cpu").run().facts["accuracy"])
 
 

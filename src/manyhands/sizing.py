@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from manyhands.blocks import Weights
 from manyhands.data import Dataset
-from manyhands.errors import JobError
+from manyhands.errors import JobError, did_you_mean
 from manyhands.fleet import Device, Fleet
 from manyhands.job import Job
 from manyhands.learn.optimizers import num_slots
 from manyhands.learn.supervised import Architecture
 from manyhands.models import build_in_form, cost_of, sizes_of
+from manyhands.models.families import tiers_of
 from manyhands.report.units import memory_text, seconds_text
 from manyhands.seeds import derive
 
@@ -72,29 +74,32 @@ class Sizing:
     reasons: dict[str, str]
 
     def reason(self, device: str, size: str) -> str | None:
-        """Why this size was chosen for a device; None where it was not, or the split gave it another."""
-        return self.reasons.get(device) if self.fleet[device].size == size else None
+        """Why a device for which a size was to be chosen trains this one; None where the job named it."""
+        if device in self.reasons and self.fleet[device].size != size:
+            return "the smallest that any device has, which all train"
+        return self.reasons.get(device)
 
 
-def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: int) -> Sizing:
+def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: Mapping[str, int]) -> Sizing:
     """Settles the size of every device.
 
     Args:
         job: The job.
         fleet: Its devices, with the sizes that it names.
         library: Its networks.
-        num_examples: How many examples there are to share out.
+        num_examples: How many examples each device trains on.
 
     Raises:
         JobError: There is no such size, or nobody can hold one that is offered.
     """
     _check_names(job, library)
+    _check_order(job, library)
     default = job.model.size or library.sizes[-1]
     named = [replace(device, size=device.size or default) for device in fleet.devices]
     if all(device.size != AUTO for device in named):
         return Sizing(replace(fleet, devices=tuple(named)), {})
     judge = partial(_obstacle, job, library, num_examples)
-    _check_everything_can_be_held(named, library, judge)
+    _check_everything_can_be_held(job, named, library, judge)
     reasons: dict[str, str] = {}
     settled = []
     for device in named:
@@ -107,23 +112,43 @@ def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: int) ->
 
 def _check_names(job: Job, library: Library) -> None:
     known = (*library.sizes, AUTO)
-    expected = f"{job.model.name} has no such size; choose one of {', '.join(known)}"
-    if job.model.size is not None and job.model.size not in known:
-        raise JobError("model.size", job.model.size, expected)
+    named = {"model.size": job.model.size}
+    named |= {f"fleet.device[{i}].size": entry.size for i, entry in enumerate(job.fleet.device)}
+    for key, size in named.items():
+        if size is not None and size not in known:
+            expected = f"{job.model.name} has no such size{did_you_mean(size, known)}"
+            raise JobError(key, size, f"{expected}; choose one of {', '.join(known)}")
     for index, entry in enumerate(job.fleet.device):
-        if entry.size is not None and entry.size not in known:
-            raise JobError(f"fleet.device[{index}].size", entry.size, expected)
+        if entry.time_budget_s is not None and (entry.size or job.model.size) != AUTO:
+            expected = 'is read where size = "auto" alone, and this device has a size; leave one of them out'
+            raise JobError(f"fleet.device[{index}].time_budget_s", entry.time_budget_s, expected)
 
 
-def _obstacle(job: Job, library: Library, num_examples: int, device: Device, size: str) -> str | None:
+def _check_order(job: Job, library: Library) -> None:
+    """The names of sizes that a job brings itself say nothing of how large they are."""
+    if ":" not in job.model.name:
+        return
+    counts = [(size, library(size).architecture.cost.parameters) for size in library.sizes]
+    for (small, fewer), (large, more) in pairwise(counts):
+        if fewer >= more:
+            expected = f"the smallest comes first, and {small} has {fewer:,} parameters, {large} {more:,}"
+            raise JobError("model.sizes", list(library.sizes), expected)
+
+
+def _obstacle(
+    job: Job, library: Library, num_examples: Mapping[str, int], device: Device, size: str
+) -> str | None:
     """Why a device cannot hold a network of this size; None if it can."""
     needed = library.memory_bytes(size)
     if needed > device.memory_bytes:
         return (
             f"takes {memory_text(needed)} of memory and {device.name} has {memory_text(device.memory_bytes)}"
         )
-    own = round((device.share or 0.0) * num_examples * (1 - job.data.validation))
-    phase_s = job.learn.num_used(own) * library(size).architecture.cost.train_flops / device.flops
+    phase_s = (
+        job.learn.num_used(num_examples[device.name])
+        * library(size).architecture.cost.train_flops
+        / device.flops
+    )
     if device.time_budget_s is not None and phase_s > device.time_budget_s:
         budget = seconds_text(device.time_budget_s)
         return f"takes {seconds_text(phase_s)} a local phase and {device.name} has {budget}"
@@ -133,14 +158,21 @@ def _obstacle(job: Job, library: Library, num_examples: int, device: Device, siz
 Judge = Callable[[Device, str], str | None]
 
 
-def _check_everything_can_be_held(devices: list[Device], library: Library, judge: Judge) -> None:
+def _check_everything_can_be_held(job: Job, devices: list[Device], library: Library, judge: Judge) -> None:
     """A size that fits nobody, and that nobody is told to hold, would be offered in vain."""
-    for size in library.sizes:
-        obstacles = [None if device.size == size else judge(device, size) for device in devices]
-        if all(obstacles):
-            strongest = max(range(len(devices)), key=lambda i: (devices[i].memory_bytes, devices[i].flops))
-            expected = f"nobody can hold it: it {obstacles[strongest]}; leave it out of model.sizes"
-            raise JobError("model.sizes", size, expected)
+    strongest = max(devices, key=lambda device: (device.memory_bytes, device.flops))
+    told = {device.size for device in devices}
+    in_vain = [
+        size for size in library.sizes if size not in told and all(judge(device, size) for device in devices)
+    ]
+    if in_vain:
+        expected = f"nobody can hold {', '.join(in_vain)}: {in_vain[0]} {judge(strongest, in_vain[0])}"
+        left = [tier for tier in tiers_of(job.model) if tier.name not in in_vain]
+        if left:
+            names = ", ".join(f'"{tier.name}"' for tier in left)
+            widths = ", ".join(f"{tier.name} = {tier.width:g}" for tier in left)
+            expected += f"; write sizes = {f'[{names}]' if left[0].drawn else f'{{ {widths} }}'}"
+        raise JobError("model.sizes", None, expected)
 
 
 def _largest(device: Device, library: Library, judge: Judge) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from manyhands.blocks import Weights, covers, extract
-from manyhands.data import Dataset, Examples, plan_shares, train_validation
+from manyhands.data import Examples, plan_shares, train_validation
 from manyhands.engine.network import Network
 from manyhands.engine.simulate import Participant
 from manyhands.errors import JobError
@@ -25,11 +25,12 @@ from manyhands.hand import Message, Work
 from manyhands.job import Job
 from manyhands.learn.supervised import LocalPhase
 from manyhands.looking import Looker, merged_network
+from manyhands.report.units import memory_text
 from manyhands.seeds import numpy_generator
 from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Seat, Split
 
-__all__ = ["COORDINATOR", "Team", "make_team", "offered_networks"]
+__all__ = ["COORDINATOR", "Data", "Team", "make_team", "offered_networks", "share_out"]
 
 COORDINATOR = "coordinator"
 """The name of the coordinator's hand; no device may have it."""
@@ -58,7 +59,7 @@ class _Setting:
     job: Job
     fleet: Fleet
     split: Split
-    library: Library
+    networks: Library
     looker: Looker
 
 
@@ -67,17 +68,23 @@ def offered_networks(library: Library) -> Networks:
     return Networks(library.sizes, lambda size: library(size).first, lambda size: library(size).buffers)
 
 
-def make_team(job: Job, dataset: Dataset, sizing: Sizing, split: Split, library: Library) -> Team:
-    """Seats every device, shares out the data, and binds the programs."""
+@dataclass(frozen=True)
+class Data:
+    """What each device trains on, and what nobody does."""
+
+    shares: Mapping[str, Examples]
+    test: Examples
+
+
+def make_team(job: Job, sizing: Sizing, split: Split, library: Library, data: Data) -> Team:
+    """Seats every device and binds the programs."""
     fleet = sizing.fleet
-    setting = _Setting(job, fleet, split, library, Looker(dataset.test, job.run.evaluate_examples))
+    looker = Looker(data.test, job.run.evaluate_examples, len(library.sizes) + 4)
+    setting = _Setting(job, fleet, split, library, looker)
     for device in fleet.devices:
         _check_torch_device(device)
         _check_memory(job, device, split.seats[device.name], library)
-    phases = {
-        device.name: _phase(setting, device, train)
-        for device, train in zip(fleet.devices, _shared_out(job, dataset, fleet), strict=True)
-    }
+    phases = {device.name: _phase(setting, device, data.shares[device.name]) for device in fleet.devices}
     members = {name: _member(setting, phase) for name, phase in phases.items()}
     statics = {
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
@@ -89,7 +96,7 @@ def make_team(job: Job, dataset: Dataset, sizing: Sizing, split: Split, library:
 
 def _phase(setting: _Setting, device: Device, train: Examples) -> LocalPhase:
     job, seat = setting.job, setting.split.seats[device.name]
-    network = setting.library(seat.size)
+    network = setting.networks(seat.size)
     keep = job.learn.keep_optimizer
     if keep is None:
         # A network that is wholly shared is another one each round, and remembering the steps on it would
@@ -122,31 +129,30 @@ def _check_memory(job: Job, device: Device, seat: Seat, library: Library) -> Non
     needed = library.memory_bytes(seat.size)
     if needed > device.memory_bytes:
         raise JobError(
-            "model.name",
-            job.model.name,
-            f"training it ({seat.size}, batch {job.learn.batch_size}) takes {needed / 2**20:,.0f} MiB and "
-            f"{device.name} ({device.kind}) has {device.memory_bytes / 2**20:,.0f} MiB; "
-            "take a smaller network, size or batch",
+            f"fleet.device {device.name}: size",
+            seat.size,
+            f"training {job.model.name} in batches of {job.learn.batch_size} takes {memory_text(needed)} and "
+            f"{device.name} ({device.kind}) has {memory_text(device.memory_bytes)}; "
+            'take a smaller network, size or batch, or size = "auto"',
         )
 
 
-def _shared_out(job: Job, dataset: Dataset, fleet: Fleet) -> list[Examples]:
+def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]:
     """Each device's training examples; its validation fifth stays with it, unused in training."""
-    labels = dataset.train.y.numpy()
-    fractions = [device.share or 1 / len(fleet.devices) for device in fleet.devices]
+    labels = examples.y.numpy()
     shares = plan_shares(
         labels,
-        fractions,
+        [device.share or 0.0 for device in fleet.devices],
         rng=numpy_generator(job.seed, "shares"),
         kind=job.data.shares,
         alpha=job.data.alpha,
         classes_per_device=job.data.classes_per_device,
     )
-    parts = []
+    parts = {}
     for device, share in zip(fleet.devices, shares, strict=True):
         rng = numpy_generator(job.seed, device.name, "validation")
         train, _ = train_validation(share, labels, rng, job.data.validation)
-        parts.append(dataset.train.take(train))
+        parts[device.name] = examples.take(train)
     return parts
 
 
@@ -163,7 +169,7 @@ def _member(setting: _Setting, phase: LocalPhase) -> Member:
     def settle(replica: Replica, blocks: Blocks) -> Work:
         return phase.settle(replica.weights, blocks)
 
-    first = setting.library(setting.split.seats[phase.device].size).first
+    first = setting.networks(setting.split.seats[phase.device].size).first
     return Member(phase.device, Replica(first), len(phase.train), train, settle, evaluate)
 
 
@@ -173,7 +179,7 @@ def _statics(setting: _Setting, phase: LocalPhase) -> dict[str, Any]:
         "size": size,
         "parameters": cost.parameters,
         "train_flops": cost.train_flops,
-        "memory_bytes": setting.library.memory_bytes(size),
+        "memory_bytes": setting.networks.memory_bytes(size),
         "num_examples": len(phase.train),
     }
 
@@ -273,7 +279,7 @@ def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str
 
 def _first_blocks(setting: _Setting) -> dict[str, Weights]:
     """Every block before the first round, cut out of the largest network that holds it."""
-    library, blocks = setting.library, dict[str, Weights]()
+    library, blocks = setting.networks, dict[str, Weights]()
     by_size = {seat.size: seat for seat in setting.split.seats.values()}
     for size in [size for size in reversed(library.sizes) if size in by_size]:
         missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
@@ -286,12 +292,12 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
     merged = setting.split.merged
     if merged is None:
         return None
-    architecture = setting.library(merged.size).architecture
+    architecture = setting.networks(merged.size).architecture
 
     def look(blocks: Blocks) -> Work:
         return setting.looker.work(
             architecture,
-            lambda: merged_network(merged, setting.library, blocks),
+            lambda: merged_network(merged, setting.networks, blocks),
             setting.fleet[host].torch_device,
         )
 

@@ -6,8 +6,11 @@ from manyhands.report.units import (
     bytes_scale,
     bytes_text,
     count_text,
+    counted,
     energy_scale,
     energy_text,
+    gain_points,
+    gain_text,
     memory_text,
     percent_text,
     seconds_scale,
@@ -42,6 +45,34 @@ from manyhands.report.units import (
 )
 def test_figures_read_well(function, value, text):
     assert function(value) == text
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "text"),
+    [
+        (0.7125, 0.8704, "+15.8"),
+        (0.7126, 0.8704, "+15.7"),
+        (0.91003, 0.90997, "+0.0"),
+        (0.5, 0.25, "-25.0"),
+        (None, 0.5, "–"),
+    ],
+)
+def test_a_gain_is_the_difference_of_what_is_printed(alone, together, text):
+    assert gain_text(alone, together) == text
+
+
+@given(alone=st.floats(0, 1), together=st.floats(0, 1))
+def test_printed_figures_add_up(alone, together):
+    before, after = (float(percent_text(value).split()[0]) for value in (alone, together))
+    assert before + gain_points(alone, together) == pytest.approx(after)
+
+
+def test_one_has_no_s():
+    assert (counted(1, "round"), counted(0, "round"), counted(20, "round")) == (
+        "1 round",
+        "0 rounds",
+        "20 rounds",
+    )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from manyhands.errors import UpdateRefused
-from manyhands.exchange.member import Blocks
+from manyhands.exchange.member import Blocks, looks
 from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_change
 from manyhands.hand import Hand, Message, Work
 from manyhands.settings import Section
@@ -99,9 +99,9 @@ class Progress:
 
 def report_merge(hand: Hand, job: Coordination, done: Progress, merged: Sequence[str]) -> None:
     """Says that a round is done; every so often with how good the merged blocks are."""
-    every, last = job.evaluate_every, done.round >= job.section.rounds
-    looks = job.evaluate is not None and (last or (every > 0 and done.round % every == 0))
-    observe = job.evaluate(done.blocks) if looks and job.evaluate is not None else None
+    observe = None
+    if job.evaluate is not None and looks(done.round, job.evaluate_every, job.section.rounds):
+        observe = job.evaluate(done.blocks)
     hand.report("merged", observe=observe, round=done.round, peers=list(merged))
 
 

@@ -78,11 +78,6 @@ class Standing:
     round: int = 0
     trained: bool = False
 
-    @property
-    def weights(self) -> Weights:
-        """What there is of its network if it never comes back."""
-        return self.replica.weights
-
 
 async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourhood) -> Replica:
     """Trains and averages until the job's rounds are done; gives the network it ends with."""

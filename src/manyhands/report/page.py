@@ -12,14 +12,26 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from manyhands.report.markup import card, plot, row, table, tiles, write_html
+from manyhands.report.markup import Cell, card, filled_table, plot, table, tiles, write_html
 from manyhands.report.plots import compare_figure, figures
-from manyhands.report.reading import Result, devices_of, number, split_text
+from manyhands.report.reading import (
+    Result,
+    accuracy_heading,
+    devices_of,
+    number,
+    sizes_differ,
+    split_heading,
+    split_text,
+    whose_accuracy,
+)
 from manyhands.report.units import (
     MISSING,
     bytes_text,
     count_text,
+    counted,
     energy_text,
+    gain_points,
+    gain_text,
     memory_text,
     percent_text,
     seconds_text,
@@ -30,17 +42,27 @@ __all__ = ["write_compare_page", "write_page"]
 Device = Mapping[str, Any]
 
 MOST_EVENTS = 200
+LARGEST = "the largest there is"
+"""The reason for a size that needs none."""
+
 CAPTIONS = {
-    "accuracy": "The merged network, where there is one, is bold; the other lines are single devices.",
+    "accuracy": "The merged network, where there is one, is bold; devices that are alike share a line.",
     "together": "Accuracy of a device that trains on its own data only, and of the same device taking part.",
     "devices": "Waiting is time in which a device has nothing to do until others have answered.",
     "topology": "Lines are direct links; messages between others pass through them.",
 }
-ACCURACY_HEADS = ("Alone", "Together", "Gain")
-COST_HEADS = ("Busy", "Waiting", "Sent", "Received", "Energy", "Memory", "Parameters", "Examples", "Share")
+COST_HEADS = (
+    "Busy",
+    "Waiting",
+    "Sent",
+    "Received",
+    "Energy",
+    "Memory",
+    "Parameters",
+    "Examples trained",
+    "Share",
+)
 SPLIT_HEADS = (
-    "Split",
-    "Accuracy",
     "Mean of devices",
     "Weakest device",
     "Time",
@@ -66,7 +88,6 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
         "simulated" if engine == "simulate" else engine,
         f"seed {result.get('seed', '?')}",
     ]
-    heads = ("Device", *ACCURACY_HEADS, *COST_HEADS)
     job = f"<details><summary>Job file</summary><pre>{escape(job_toml)}</pre></details>"
     body = [
         tiles(_headlines(result, devices)),
@@ -74,7 +95,7 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
             plot(name, figure, _describe(name, result, devices), CAPTIONS[name])
             for name, figure in figures(result).items()
         ),
-        card("Devices", table(heads, (_device_cells(device) for device in devices), tall=True)),
+        _devices(devices),
         _events(result),
         card("", job),
     ]
@@ -84,50 +105,62 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
 def write_compare_page(results: Mapping[str, Result], path: Path) -> Path:
     """Writes the report of the same job under several splits."""
     first = next(iter(results.values()), {})
+    results = {split_heading(label, result): result for label, result in results.items()}
     ends = "; ".join(
         f"{label} ends at {percent_text(_accuracy(result))}" for label, result in results.items()
     )
     alt = f"Accuracy over time under each split, and each device's final accuracy: {ends}."
-    accuracies = [
-        {str(device.get("name")): percent_text(number(device, "accuracy")) for device in devices_of(result)}
-        for result in results.values()
-    ]
-    names = dict.fromkeys(name for found in accuracies for name in found)
-    by_device = (row(escape(name), (found.get(name, MISSING) for found in accuracies)) for name in names)
-    by_split = (_split_cells(label, result) for label, result in results.items())
+    heads = ("Split", accuracy_heading(results.values()).capitalize(), *SPLIT_HEADS)
+    by_split = ((escape(label), _split_cells(result)) for label, result in results.items())
     body = [
         tiles(
-            (label, percent_text(_accuracy(result)), f"in {seconds_text(number(result, 'seconds'))}")
+            (
+                label,
+                percent_text(_accuracy(result)),
+                f"{whose_accuracy(result)}; in {seconds_text(number(result, 'seconds'))}",
+            )
             for label, result in results.items()
         ),
         plot("compare", compare_figure(results), alt),
-        card("Splits", table(SPLIT_HEADS, by_split)),
-        card("Final accuracy of each device", table(["Device", *results], by_device, tall=True)),
+        card("Splits", filled_table(heads, by_split)),
+        _by_device(results),
     ]
     facts = [f"compared: {', '.join(results)}", f"seed {first.get('seed', '?')}"]
     return write_html(path, str(first.get("job", "run")), facts, body, "comparison")
 
 
+def _by_device(results: Mapping[str, Result]) -> str:
+    """What each device ended with; below it the size of its network, where sizes differ."""
+    columns = [{str(d.get("name")): d for d in devices_of(result)} for result in results.values()]
+    names = dict.fromkeys(name for column in columns for name in column)
+    sized = sizes_differ(results.values())
+    rows = (
+        (escape(name), [_accuracy_cell(column.get(name, {}), sized=sized) for column in columns])
+        for name in names
+    )
+    title = f"Final accuracy of each device ({len(names)})"
+    return card(title, filled_table(["Device", *results], rows, tall=True))
+
+
+def _accuracy_cell(device: Device, *, sized: bool) -> Cell:
+    return Cell(
+        percent_text(number(device, "accuracy")), below=str(device.get("size") or "") if sized else ""
+    )
+
+
 def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str, str]]:
     """Name, figure and remark of each tile."""
-    shared = number(result, "accuracy") is not None
-    entries = [
-        (
-            "Accuracy",
-            percent_text(_accuracy(result)),
-            "of the merged network" if shared else "mean of devices",
-        )
-    ]
+    entries = [("Accuracy", percent_text(_accuracy(result)), whose_accuracy(result))]
     pairs = [(number(device, "accuracy_alone"), number(device, "accuracy")) for device in devices]
-    gains = [after - before for before, after in pairs if before is not None and after is not None]
+    gains = [gain_points(alone, after) for alone, after in pairs if alone is not None and after is not None]
     if gains:
         better = sum(gain > 0 for gain in gains)
         note = f"points over training alone; {better} of {len(gains)} better off"
-        entries.append(("Mean gain", f"{100 * fmean(gains):+.1f}", note))
+        entries.append(("Mean gain", f"{round(fmean(gains), 1) + 0.0:+.1f}", note))
     wall, rounds, merges = (number(result, key) for key in ("wall_seconds", "rounds", "merges"))
     notes = [
-        "" if rounds is None else f"{rounds:.0f} rounds",
-        "" if merges is None or merges == rounds else f"{merges:.0f} merges",
+        "" if rounds is None else counted(rounds, "round"),
+        "" if merges is None or merges == rounds else counted(merges, "merge"),
         "" if wall is None else f"computed in {seconds_text(wall)}",
     ]
     entries.append(
@@ -169,13 +202,20 @@ def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     return f"Graph of {nodes} devices and {edges} links{centre}."
 
 
-def _device_cells(device: Device) -> str:
+def _devices(devices: Sequence[Device]) -> str:
+    compared = any(number(device, "accuracy_alone") is not None for device in devices)
+    heads = ("Device", "Alone", "Together" if compared else "Accuracy", "Gain", *COST_HEADS)
+    rows = ((_device_name(device), _device_cells(device)) for device in devices)
+    return card(f"Devices ({len(devices)})", filled_table(heads, rows, tall=True))
+
+
+def _device_cells(device: Device) -> tuple[str | Cell, ...]:
     alone, together = number(device, "accuracy_alone"), number(device, "accuracy")
-    gain = f"<td>{MISSING}</td>"
-    if alone is not None and together is not None:
-        way = "up" if together >= alone else "down"
-        gain = f'<td class="{way}">{100 * (together - alone):+.1f}</td>'
-    costs = (
+    points = 0.0 if alone is None or together is None else gain_points(alone, together)
+    return (
+        percent_text(alone),
+        percent_text(together),
+        Cell(gain_text(alone, together), "up" if points > 0 else "down" if points < 0 else ""),
         seconds_text(number(device, "busy_seconds")),
         seconds_text(number(device, "waiting_seconds")),
         bytes_text(number(device, "bytes_sent")),
@@ -186,10 +226,6 @@ def _device_cells(device: Device) -> str:
         count_text(number(device, "examples")),
         percent_text(number(device, "share")),
     )
-    accuracies = (percent_text(alone), percent_text(together))
-    return (
-        row(_device_name(device), accuracies) + gain + "".join(f"<td>{escape(cost)}</td>" for cost in costs)
-    )
 
 
 def _device_name(device: Device) -> str:
@@ -197,8 +233,8 @@ def _device_name(device: Device) -> str:
     if device.get("size"):
         about.append(f"size {device['size']}")
     name = f"{escape(str(device.get('name', '?')))}<small>{escape(' · '.join(about))}</small>"
-    if device.get("size_reason"):
-        name += f'<small class="reason">size chosen: {escape(str(device["size_reason"]))}</small>'
+    if device.get("size_reason") not in (None, LARGEST):
+        name += f'<small class="reason">why not larger: {escape(str(device["size_reason"]))}</small>'
     lost = number(device, "lost_at_seconds")
     return name if lost is None else f'{name}<small class="lost">lost at {seconds_text(lost)}</small>'
 
@@ -221,14 +257,14 @@ def _events(result: Result) -> str:
     total = max(int(number(result, "num_notable") or 0), len(events))
     if total > MOST_EVENTS:
         content += f'<p class="quiet">The first {MOST_EVENTS} of {total}; trace.jsonl has them all.</p>'
-    return card("Notable events", content)
+    return card(f"Notable events ({total})", content)
 
 
-def _split_cells(label: str, result: Result) -> str:
+def _split_cells(result: Result) -> tuple[str, ...]:
     devices = devices_of(result)
     values = [value for device in devices if (value := number(device, "accuracy")) is not None]
     rounds = number(result, "rounds")
-    cells = (
+    return (
         percent_text(number(result, "accuracy")),
         percent_text(fmean(values) if values else None),
         percent_text(min(values, default=None)),
@@ -237,4 +273,3 @@ def _split_cells(label: str, result: Result) -> str:
         energy_text(_total(devices, "energy_joules")),
         MISSING if rounds is None else f"{rounds:.0f}",
     )
-    return row(escape(label), cells)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from manyhands.report.atomic import write_atomically
 from manyhands.report.graph import topology_figure
@@ -35,15 +36,20 @@ from manyhands.report.reading import (
     device_rows,
     devices_of,
     median_curve,
+    names_text,
     number,
     plain,
     points_of,
+    same_curves,
+    split_heading,
 )
 from manyhands.report.units import (
     bytes_scale,
     bytes_text,
     energy_scale,
     energy_text,
+    gain_points,
+    gain_text,
     percent_text,
     seconds_scale,
 )
@@ -91,19 +97,20 @@ def save_compare_png(results: Mapping[str, Result], folder: Path) -> Path:
 def accuracy_figure(result: Result) -> Figure | None:
     """Accuracy over time: the global network bold, each device thin (or their range, where they are many)."""
     overall = points_of(result)
-    curves = {plain(d.get("name", "?")): c for d in devices_of(result) if (c := points_of(d)) is not None}
+    curves = [(str(d.get("name", "?")), c) for d in devices_of(result) if (c := points_of(d)) is not None]
     baseline = points_of(result.get("baseline") or {})
-    everything = [c for c in (overall, baseline, *curves.values()) if c is not None]
+    everything = [c for c in (overall, baseline, *(c for _, c in curves)) if c is not None]
     if not everything:
         return None
     figure = make_figure(WIDTH, 4.4)
     axes = figure.add_subplot()
     factor, unit = seconds_scale(max(c.seconds[-1] for c in everything))
-    if len(curves) <= MOST_CURVES:
-        for i, (name, curve) in enumerate(curves.items()):
-            label = f"{name}  {percent_text(curve.accuracy[-1])}"
+    groups = same_curves(curves)
+    if len(groups) <= MOST_CURVES:
+        for i, (names, curve) in enumerate(groups):
+            label = f"{plain(names_text(names))}  {percent_text(curve.accuracy[-1])}"
             _draw_curve(axes, curve, factor, label=label, linewidth=1.2, alpha=0.9, **line_style(i))
-    elif (middle := median_curve(list(curves.values()))) is not None:
+    elif (middle := median_curve([c for _, c in curves])) is not None:
         _draw_curve(
             axes, middle, factor, label=f"median of {len(curves)} devices", color=SERIES[0], linewidth=1.4
         )
@@ -112,16 +119,17 @@ def accuracy_figure(result: Result) -> Figure | None:
         label = f"{split}  {percent_text(baseline.accuracy[-1])}"
         _draw_curve(axes, baseline, factor, label=label, color=MUTED, linewidth=1.6, linestyle=(0, (1, 1.5)))
     if overall is not None:
-        label = f"together  {percent_text(overall.accuracy[-1])}"
+        label = f"merged network  {percent_text(overall.accuracy[-1])}"
         _draw_curve(axes, overall, factor, label=label, color=INK, linewidth=2.8, zorder=5)
     _finish_curves(figure, axes, unit, title="Accuracy over time")
     return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, factor: float, *, label: str, **style: Any) -> None:
-    # A single point would be an invisible line.
-    marker = "o" if len(curve.seconds) == 1 else ""
-    axes.plot(curve.seconds / factor, curve.accuracy, label=label, marker=marker, markersize=5, **style)
+    # A single point would be an invisible line; as a dot it may reach over the edge.
+    single = len(curve.seconds) == 1
+    style = {"marker": "o" if single else "", "clip_on": not single, **style}
+    axes.plot(curve.seconds / factor, curve.accuracy, label=label, markersize=5, **style)
     if curve.low is not None and curve.high is not None:
         axes.fill_between(
             curve.seconds / factor,
@@ -163,6 +171,8 @@ def devices_figure(result: Result) -> Figure | None:
         return None
     figure = make_figure(WIDTH, 1.5 + 0.42 * len(rows))
     left, middle, right = figure.subplots(1, 3, sharey=True, gridspec_kw={"width_ratios": (1.15, 1.15, 1)})
+    if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
+        engine.set(wspace=0.06)
     _draw_time(left, rows)
     _draw_traffic(middle, rows)
     _draw_energy(right, rows)
@@ -266,11 +276,12 @@ def together_figure(result: Result) -> Figure | None:
     axes = figure.add_subplot()
     alone, together = _column(rows, "accuracy_alone"), _column(rows, "accuracy")
     for i, (before, after) in enumerate(zip(alone, together, strict=True)):
-        colour = SERIES[0] if after >= before else SERIES[1]
+        points = gain_points(before, after)
+        colour = SERIES[0] if points > 0 else SERIES[1] if points < 0 else COLOURS["grey"]
         axes.plot([before, after], [i, i], color=colour, linewidth=3, alpha=0.35, solid_capstyle="round")
         axes.plot(after, i, "o", color=colour, markersize=8)
-        gain = f"{percent_text(after)}  ({100 * (after - before):+.1f})"
-        place, side = ((9, 0), "left") if after >= before else ((-9, 0), "right")
+        gain = f"{percent_text(after)}  ({gain_text(before, after)})"
+        place, side = ((9, 0), "left") if points >= 0 else ((-9, 0), "right")
         axes.annotate(
             gain,
             (after, i),
@@ -300,7 +311,7 @@ def together_figure(result: Result) -> Figure | None:
 
 def compare_figure(results: Mapping[str, Result]) -> Figure:
     """The same job under several splits: accuracy over time, and what each device ended with."""
-    results = {plain(label): result for label, result in results.items()}
+    results = {plain(split_heading(label, result)): result for label, result in results.items()}
     rows = {
         label: device_rows(devices_of(result), ("accuracy",), most=MOST_CURVES)
         for label, result in results.items()

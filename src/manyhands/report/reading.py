@@ -7,7 +7,8 @@ too many to show one by one.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -17,13 +18,19 @@ from numpy.typing import NDArray
 __all__ = [
     "Curve",
     "Row",
+    "accuracy_heading",
     "device_rows",
     "devices_of",
     "median_curve",
+    "names_text",
     "number",
     "plain",
     "points_of",
+    "same_curves",
+    "sizes_differ",
+    "split_heading",
     "split_text",
+    "whose_accuracy",
 ]
 
 Result = Mapping[str, Any]
@@ -66,6 +73,37 @@ def split_text(result: Result) -> str:
     return f"{split} ({form})" if form else str(split)
 
 
+def split_heading(label: str, result: Result) -> str:
+    """What stands above a column of a comparison: the split, where it leaves that open with its form."""
+    return split_text(result) if label == result.get("split") else label
+
+
+def sizes_differ(results: Iterable[Result]) -> bool:
+    """Whether networks of more than one size occur in a comparison."""
+    return len({device.get("size") for result in results for device in devices_of(result)} - {None}) > 1
+
+
+def whose_accuracy(result: Result) -> str:
+    """Of which network the `accuracy` of a result is: ``merged network, size medium``.
+
+    The size is said where devices have different ones.
+    """
+    if number(result, "accuracy") is None:
+        return "mean of devices"
+    led = (result.get("topology") or {}).get("coordinator") is not None
+    network = "merged network" if led else "mean of the devices' networks"
+    size = result.get("merged_size")
+    sizes = {device.get("size") for device in devices_of(result)}
+    return f"{network}, size {size}" if size and sizes != {size} else network
+
+
+def accuracy_heading(results: Iterable[Result]) -> str:
+    """Of which network the `accuracy` of several results is, in two or three words."""
+    found = [r for r in results if number(r, "accuracy") is not None]
+    led = not found or any((r.get("topology") or {}).get("coordinator") is not None for r in found)
+    return "merged network" if led else "mean of networks"
+
+
 def devices_of(result: Result) -> list[Mapping[str, Any]]:
     """The devices of a result, in the job's order."""
     return [device for device in result.get("devices") or [] if isinstance(device, Mapping)]
@@ -95,6 +133,37 @@ def median_curve(curves: Sequence[Curve], *, points: int = 200) -> Curve | None:
         np.asarray(masked.min(axis=0)),
         np.asarray(masked.max(axis=0)),
     )
+
+
+def same_curves(curves: Sequence[tuple[str, Curve]]) -> list[tuple[list[str], Curve]]:
+    """Devices by name, those together whose lines would lie on each other, with the curve of the first.
+
+    Devices that are given the same network get it moments apart; what nobody can see makes no difference.
+    """
+    moment = 0.005 * max((curve.seconds[-1] for _, curve in curves), default=0.0)
+    groups: list[tuple[list[str], Curve]] = []
+    for name, curve in curves:
+        for names, other in groups:
+            if np.array_equal(other.accuracy, curve.accuracy) and np.allclose(
+                other.seconds, curve.seconds, rtol=0, atol=moment
+            ):
+                names.append(name)
+                break
+        else:
+            groups.append(([name], curve))
+    return groups
+
+
+def names_text(names: Sequence[str]) -> str:
+    """In few words: ``phone-1 ... 3`` or ``pi, laptop and 2 more``."""
+    found = [re.fullmatch(r"(.*?)(\d+)", name) for name in names]
+    stems = {match[1] for match in found if match}
+    if len(names) > 2 and all(found) and len(stems) == 1:
+        numbers = [int(match[2]) for match in found if match]
+        if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+            return f"{names[0]} ... {numbers[-1]}"
+    shown = names if len(names) <= 3 else names[:2]
+    return ", ".join(shown) + (f" and {len(names) - 2} more" if len(names) > 3 else "")
 
 
 def device_rows(devices: Sequence[Mapping[str, Any]], keys: Sequence[str], *, most: int) -> list[Row]:

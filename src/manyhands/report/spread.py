@@ -11,9 +11,18 @@ from collections.abc import Mapping
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
-from manyhands.report.reading import devices_of, number
+from manyhands.report.reading import devices_of, number, sizes_differ, split_text
 
-__all__ = ["MOST_PANELS", "Comparison", "Panel", "Spread", "key_label", "panels", "value_text"]
+__all__ = [
+    "MOST_PANELS",
+    "Comparison",
+    "Panel",
+    "Spread",
+    "headings",
+    "key_label",
+    "panels",
+    "value_text",
+]
 
 Comparison = Mapping[str, Any]
 
@@ -36,6 +45,14 @@ class Panel(NamedTuple):
     label: str
     spreads: Mapping[tuple[str, int], Spread]
     """By the split, and by the place of the value among `values` (0 where nothing is varied)."""
+    sizes: Mapping[tuple[str, int], str]
+    """Of its network, in the same way; empty where all networks of the comparison have one size."""
+
+    def size_by_split(self) -> dict[str, str] | None:
+        """The sizes if they depend on the split alone, not on the value; None otherwise, or without any."""
+        found = {split: size for (split, _), size in self.sizes.items()}
+        same = all(found[split] == size for (split, _), size in self.sizes.items())
+        return found if found and same else None
 
 
 def panels(comparison: Comparison) -> list[Panel]:
@@ -46,14 +63,31 @@ def panels(comparison: Comparison) -> list[Panel]:
     labels = {name: name if single else _kind_label(kind, kinds) for name, kind in kinds.items()}
     values = list(comparison.get("values") or [None])
     found: dict[str, dict[tuple[str, int], list[float]]] = {label: {} for label in labels.values()}
+    sizes: dict[str, dict[tuple[str, int], list[str]]] = {label: {} for label in labels.values()}
+    sized = sizes_differ(runs)
     for run in runs:
         place = (str(run.get("split")), values.index(run.get("value")))
         for label, accuracies in _accuracies(run, labels).items():
             found[label].setdefault(place, []).append(fmean(accuracies))
+        for device in devices_of(run) if sized else ():
+            of_panel = sizes[labels[str(device.get("name", "?"))]]
+            of_panel.setdefault(place, []).append(str(device.get("size") or "?"))
     return [
-        Panel(label, {place: _spread(values) for place, values in places.items()})
+        Panel(
+            label,
+            {place: _spread(values) for place, values in places.items()},
+            {place: ", ".join(dict.fromkeys(values)) for place, values in sizes[label].items()},
+        )
         for label, places in found.items()
     ]
+
+
+def headings(comparison: Comparison) -> dict[str, str]:
+    """What stands above the column of each split."""
+    runs = [run for run in comparison.get("runs") or [] if isinstance(run, Mapping)]
+    forms = {run.get("split"): run.get("form") for run in runs if run.get("form") != run.get("split")}
+    splits = [str(split) for split in comparison.get("splits") or []]
+    return {split: split_text({"split": split, "form": forms.get(split)}) for split in splits}
 
 
 def _kind_label(kind: str, kinds: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ lowest to the highest. Everything is drawn from the mapping that `compare.json` 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
@@ -28,13 +28,14 @@ from manyhands.report.look import (
     style_axes,
     style_legend,
 )
-from manyhands.report.markup import card, plot, row, table, write_html
+from manyhands.report.markup import Cell, card, filled_table, plot, table, write_html
 from manyhands.report.reading import number, plain
 from manyhands.report.spread import (
     MOST_PANELS,
     Comparison,
     Panel,
     Spread,
+    headings,
     key_label,
     panels,
     value_text,
@@ -57,7 +58,7 @@ def save_sweep_png(comparison: Comparison, folder: Path) -> Path:
 def sweep_figure(comparison: Comparison) -> Figure:
     """A panel for each device (or kind); where only the seed differs, one panel with a row for each."""
     shown = panels(comparison)
-    splits = [str(split) for split in comparison.get("splits") or []]
+    splits = headings(comparison)
     if comparison.get("key") is None:
         figure = _draw_rows(shown, splits)
     else:
@@ -83,7 +84,7 @@ def _style(position: int) -> dict[str, Any]:
     return {"marker": MARKERS[position % len(MARKERS)], "markersize": 5.5, **line_style(position)}
 
 
-def _draw_lines(shown: Sequence[Panel], splits: Sequence[str], comparison: Comparison) -> Figure:
+def _draw_lines(shown: Sequence[Panel], splits: Mapping[str, str], comparison: Comparison) -> Figure:
     columns = min(len(shown), PER_ROW) or 1
     rows = math.ceil(len(shown) / columns) or 1
     figure = make_figure(4.2 * columns if columns < PER_ROW else 10.2, 1.0 + 3.0 * rows)
@@ -93,10 +94,9 @@ def _draw_lines(shown: Sequence[Panel], splits: Sequence[str], comparison: Compa
     values = list(comparison.get("values") or [])
     places = _places(values)
     for axes, panel in zip(every, shown, strict=False):
-        for i, split in enumerate(splits):
-            _draw_line(
-                axes, [(places[v], panel.spreads.get((split, v))) for v in range(len(values))], split, i
-            )
+        for i, (split, heading) in enumerate(splits.items()):
+            points = [(places[v], panel.spreads.get((split, v))) for v in range(len(values))]
+            _draw_line(axes, points, heading, i)
         style_axes(axes, title=plain(panel.label))
         _finish_values(axes, values, places)
         axes.set_xlabel(plain(key_label(str(comparison["key"]))), color=MUTED)
@@ -115,11 +115,11 @@ def _are_numbers(values: Sequence[Any]) -> bool:
     return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
-def _draw_line(axes: Axes, points: Sequence[tuple[float, Spread | None]], split: str, position: int) -> None:
+def _draw_line(axes: Axes, points: Sequence[tuple[float, Spread | None]], label: str, position: int) -> None:
     found = sorted((place, spread) for place, spread in points if spread is not None)
     x = [place for place, _ in found]
     style = _style(position)
-    axes.plot(x, [s.median for _, s in found], label=plain(split), linewidth=1.8, zorder=3, **style)
+    axes.plot(x, [s.median for _, s in found], label=plain(label), linewidth=1.8, zorder=3, **style)
     if any(s.num_seeds > 1 for _, s in found):
         low, high = [s.low for _, s in found], [s.high for _, s in found]
         axes.fill_between(x, low, high, color=style["color"], alpha=0.16, linewidth=0, zorder=2)
@@ -159,12 +159,12 @@ def _percent(fraction: float, _position: float | None = None) -> str:
     return f"{100 * fraction:.4g} %"
 
 
-def _draw_rows(shown: Sequence[Panel], splits: Sequence[str]) -> Figure:
+def _draw_rows(shown: Sequence[Panel], splits: Mapping[str, str]) -> Figure:
     """A row for each device, with a point and its range for each split."""
     figure = make_figure(8.0, 1.4 + 0.24 * len(shown) * (len(splits) + 1))
     axes = style_axes(figure.add_subplot(), title="Accuracy of each device", grid="x")
     step = 0.7 / max(len(splits), 1)
-    for i, split in enumerate(splits):
+    for i, (split, heading) in enumerate(splits.items()):
         found = [(n, p.spreads[split, 0]) for n, p in enumerate(shown) if (split, 0) in p.spreads]
         heights = [n + (i - (len(splits) - 1) / 2) * step for n, _ in found]
         style = _style(i) | {"linestyle": ""}
@@ -176,7 +176,7 @@ def _draw_rows(shown: Sequence[Panel], splits: Sequence[str]) -> Figure:
             linewidth=3,
             alpha=0.35,
         )
-        axes.plot([s.median for _, s in found], heights, label=plain(split), **style)
+        axes.plot([s.median for _, s in found], heights, label=plain(heading), **style)
         for height, (_, spread) in zip(heights, found, strict=True):
             beyond: dict[str, Any] = {
                 "xytext": (7, 0),
@@ -197,9 +197,9 @@ def _draw_rows(shown: Sequence[Panel], splits: Sequence[str]) -> Figure:
 
 def write_sweep_page(comparison: Comparison, path: Path) -> Path:
     """Writes the report of a sweep: the plot, a table for each device, and every run."""
-    splits = [str(split) for split in comparison.get("splits") or []]
+    splits, runs = headings(comparison), list(comparison.get("runs") or [])
     seeds = ", ".join(str(seed) for seed in comparison.get("seeds") or [])
-    facts = [f"compared: {', '.join(splits)}"]
+    facts = [f"compared: {', '.join(splits.values())}"]
     facts += [f"varied: {comparison['key']}"] if comparison.get("key") else []
     facts += [f"seeds {seeds}" if "," in seeds else f"seed {seeds}"]
     alt = "Accuracy of each device under each split; the tables below have the figures."
@@ -207,27 +207,35 @@ def write_sweep_page(comparison: Comparison, path: Path) -> Path:
         plot("compare", sweep_figure(comparison), alt),
         *_failures(comparison),
         *_accuracy_cards(comparison, splits),
-        card("Runs", table(RUN_HEADS, (_run_cells(run) for run in comparison.get("runs") or []), tall=True)),
+        card(
+            f"Runs ({len(runs)})", filled_table(RUN_HEADS, (_run_row(run, splits) for run in runs), tall=True)
+        ),
     ]
     return write_html(path, str(comparison.get("job", "run")), facts, body, "comparison")
 
 
-def _accuracy_cards(comparison: Comparison, splits: Sequence[str]) -> list[str]:
+def _accuracy_cards(comparison: Comparison, splits: Mapping[str, str]) -> list[str]:
+    """A table for each device with a row a value; where only seeds differ, one with a row a device."""
     shown = panels(comparison)
     key = comparison.get("key")
     if key is None:
-        rows = (row(escape(p.label), (_spread_text(p.spreads.get((s, 0))) for s in splits)) for p in shown)
-        return [card("Accuracy of each device", table(("Device", *splits), rows))]
+        rows = ((escape(panel.label), _spread_cells(panel, splits, 0)) for panel in shown)
+        return [card("Accuracy of each device", filled_table(("Device", *splits.values()), rows))]
     values = list(comparison.get("values") or [])
-    heads = (key_label(str(key)), *splits)
+    heads = (key_label(str(key)), *splits.values())
     cards = []
     for panel in shown:
-        rows = (
-            row(escape(value_text(value)), (_spread_text(panel.spreads.get((s, v))) for s in splits))
-            for v, value in enumerate(values)
-        )
-        cards.append(card(f"Accuracy of {panel.label}", table(heads, rows)))
+        rows = ((escape(value_text(v)), _spread_cells(panel, splits, i)) for i, v in enumerate(values))
+        cards.append(card(f"Accuracy of {panel.label}", filled_table(heads, rows)))
     return cards
+
+
+def _spread_cells(panel: Panel, splits: Iterable[str], place: int) -> list[Cell]:
+    """The figures of a row; below them the size of the network, where sizes differ."""
+    return [
+        Cell(_spread_text(panel.spreads.get((split, place))), below=panel.sizes.get((split, place), ""))
+        for split in splits
+    ]
 
 
 def _spread_text(spread: Spread | None) -> str:
@@ -250,7 +258,7 @@ def _failures(comparison: Comparison) -> list[str]:
     return [card("Runs that failed", table(("Run", "Why"), rows, style="texts"))]
 
 
-def _run_cells(run: Mapping[str, Any]) -> str:
+def _run_row(run: Mapping[str, Any], splits: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     rounds = number(run, "rounds")
     cells = (
         MISSING if run.get("value") is None else value_text(run["value"]),
@@ -260,4 +268,5 @@ def _run_cells(run: Mapping[str, Any]) -> str:
         bytes_text(number(run, "bytes_sent")),
         MISSING if rounds is None else f"{rounds:.0f}",
     )
-    return row(escape(str(run.get("split", "?"))), cells)
+    split = str(run.get("split", "?"))
+    return escape(splits.get(split, split)), cells
