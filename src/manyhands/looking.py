@@ -12,11 +12,11 @@ import torch
 
 from manyhands.blocks import Weights, absorb, extract
 from manyhands.data import Examples
-from manyhands.exchange.member import Blocks
 from manyhands.exchange.merge import MergeSection, merge
 from manyhands.hand import Outcome, Work
 from manyhands.learn.supervised import Architecture, accuracy_of
 from manyhands.learn.transfer import settled_on
+from manyhands.replica import Blocks
 from manyhands.sizing import Library
 from manyhands.splits import Seat, Split
 

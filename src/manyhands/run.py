@@ -23,11 +23,11 @@ from manyhands.engine.faults import Faults, Partition, SlowDown
 from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
-from manyhands.exchange.member import Replica
 from manyhands.fleet import Fleet, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.looking import averaged_network, merged_network
+from manyhands.replica import Replica
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs

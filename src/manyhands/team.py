@@ -17,7 +17,7 @@ from manyhands.errors import JobError
 from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.device import take_part, work_alone
-from manyhands.exchange.member import Blocks, Member, Replica
+from manyhands.exchange.member import Member
 from manyhands.exchange.mixing import mixing_rows
 from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
 from manyhands.fleet import Device, Fleet
@@ -25,6 +25,7 @@ from manyhands.hand import Message, Work
 from manyhands.job import Job
 from manyhands.learn.supervised import LocalPhase
 from manyhands.looking import Looker, merged_network
+from manyhands.replica import Blocks, Replica
 from manyhands.report.units import memory_text
 from manyhands.seeds import numpy_generator
 from manyhands.sizing import Library, Sizing
@@ -158,16 +159,16 @@ def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]
 
 def _member(setting: _Setting, phase: LocalPhase) -> Member:
     def train(replica: Replica, blocks: Blocks, number: int) -> Work:
-        return phase.work(replica.weights, replica.optimizer, replica.num_steps, blocks, number)
+        return phase.work(replica, blocks, number)
 
     def evaluate(replica: Replica, blocks: Blocks) -> Work:
-        settled = phase.settle(replica.weights, blocks)
+        settled = phase.settle(replica, blocks)
         return setting.looker.work(
             phase.architecture, lambda: settled.run().weights["replica"], phase.torch_device
         )
 
     def settle(replica: Replica, blocks: Blocks) -> Work:
-        return phase.settle(replica.weights, blocks)
+        return phase.settle(replica, blocks)
 
     first = setting.networks(setting.split.seats[phase.device].size).first
     return Member(phase.device, Replica(first), len(phase.train), train, settle, evaluate)

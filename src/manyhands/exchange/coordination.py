@@ -13,9 +13,10 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from manyhands.errors import UpdateRefused
-from manyhands.exchange.member import Blocks, looks
+from manyhands.exchange.member import looks
 from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_change
 from manyhands.hand import Hand, Message, Work
+from manyhands.replica import Blocks
 from manyhands.settings import Section
 
 __all__ = ["Coordination", "ExchangeSection", "Progress", "accept_updates", "report_merge", "skip_news"]

@@ -35,6 +35,7 @@ from manyhands.learn.optimizers import (
 )
 from manyhands.learn.transfer import copy_into, moved, own_copies, settled_on
 from manyhands.models import Cost
+from manyhands.replica import Blocks, Replica
 from manyhands.seeds import derive, numpy_generator
 
 __all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of"]
@@ -101,16 +102,13 @@ def _load(module: nn.Module, state: Tensors) -> None:
     copy_into(list(own.values()), [state[name] for name in own])
 
 
-def _memory_format(section: LearnSection, torch_device: str) -> torch.memory_format:
+def _memory_format(section: LearnSection) -> torch.memory_format:
     """How to lay out images and filters in memory.
 
     The choice follows from the job alone, never from a timing, because it decides the last bits of a
-    result. On a CPU convolutions run faster channels-last (docs/results.md has the measurement); a GPU gains
-    from it only in half precision.
+    result. Convolutions run faster channels-last, on a CPU and on a GPU (measured in docs/results.md).
     """
-    if section.memory_format == "auto":
-        return torch.channels_last if torch_device == "cpu" else torch.contiguous_format
-    return torch.channels_last if section.memory_format == "channels_last" else torch.contiguous_format
+    return torch.contiguous_format if section.memory_format == "contiguous" else torch.channels_last
 
 
 @dataclass(frozen=True)
@@ -153,31 +151,27 @@ class LocalPhase:
         """What one phase costs."""
         return float(self.num_used * self.architecture.cost.train_flops)
 
-    def work(
-        self,
-        replica: Weights,
-        optimizer: Weights | None,
-        num_steps: int,
-        blocks: Mapping[str, Weights],
-        number: int,
-    ) -> Work:
+    def work(self, replica: Replica, blocks: Blocks, number: int) -> Work:
         """One local phase, after taking over the blocks."""
 
         def run() -> Outcome:
-            start = absorb(replica, self.layout, blocks)
-            trained, slots, facts = self._train(start, optimizer, num_steps, number)
+            start = absorb(replica.weights, self.layout, blocks)
+            trained, slots, facts = self._train(start, replica, number)
             return Outcome(facts, self._results(start, trained, slots))
 
         return Work("train", run, self.flops, {"round": number})
 
-    def settle(self, replica: Weights, blocks: Mapping[str, Weights]) -> Work:
+    def settle(self, replica: Replica, blocks: Blocks) -> Work:
         """Takes over the blocks without training."""
-        return Work("settle", lambda: Outcome({}, {"replica": Weights(absorb(replica, self.layout, blocks))}))
+        return Work(
+            "settle", lambda: Outcome({}, {"replica": Weights(absorb(replica.weights, self.layout, blocks))})
+        )
 
     def _train(
-        self, start: Tensors, kept: Weights | None, num_steps: int, number: int
+        self, start: Tensors, replica: Replica, number: int
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-        memory_format = _memory_format(self.section, self.torch_device)
+        kept, num_steps = replica.optimizer, replica.num_steps
+        memory_format = _memory_format(self.section)
         gradients = _workspace(self.architecture, self.torch_device, memory_format)
         module = gradients.module
         module.train()
