@@ -8,10 +8,11 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from manyhands import parallel, progress
+from manyhands import cli_compare, parallel, progress
 from manyhands.cli import main
 from manyhands.engine import clock
 from manyhands.errors import RunError
@@ -136,6 +137,9 @@ def test_a_sweep_has_tables_a_plot_a_page_and_its_figures(manyhands: Run, small_
     assert "8 of 8 runs, homogeneous, batch_size 20, seed 2" in err
     assert Path("x/compare.png").stat().st_size > 10_000
     assert "accuracy of b" in Path("x/report.html").read_text().lower()
+    assert "x/curves.png" in out
+    assert Path("x/curves.png").stat().st_size > 10_000
+    assert "while it learns" in Path("x/report.html").read_text()
     status, out, err = manyhands(*sweep, "--set", "exchange.rounds=1", "--json")
     assert (status, err) == (0, "")
     assert json.loads(out) == json.loads(Path("x/compare.json").read_text())
@@ -143,6 +147,27 @@ def test_a_sweep_has_tables_a_plot_a_page_and_its_figures(manyhands: Run, small_
     status, out, err = manyhands(*sweep, "--set", "exchange.rounds=2")
     assert (status, out) == (2, "")
     assert "of another job" in err
+
+
+def test_learning_curves_are_drawn_smooth_where_there_are_any(
+    manyhands: Run, small_job_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows: list[int] = []
+    real = cli_compare.learning_figure
+
+    def spying(figures: dict[str, Any], results: list[dict[str, Any]], smooth: int) -> Any:
+        windows.append(smooth)
+        assert [r["seed"] for r in results] == [run["seed"] for run in figures["runs"]]
+        return real(figures, results, smooth)
+
+    monkeypatch.setattr(cli_compare, "learning_figure", spying)
+    seeds = ("compare", small_job_file, "--splits", "isolated", "--seeds", "1,2")
+    assert manyhands(*seeds, "--out", "x", "--smooth", "25")[0] == 0
+    assert Path("x/curves.png").is_file()
+    _, out, _ = manyhands(*seeds, "--out", "y", "--set", "run.evaluate_every=0")
+    assert "curves" not in out
+    assert not Path("y/curves.png").exists()
+    assert windows == [25, 1]
 
 
 def test_a_failed_run_of_a_sweep_is_named_after_the_others_finished(
@@ -271,6 +296,8 @@ def test_lists_as_json(manyhands: Run, what: str) -> None:
         (("compare", "JOB", "--seeds", "1,1"), ["--seeds", "twice"]),
         (("compare", "JOB", "--seeds", "1", "--seed", "2"), ["--seed", "--seeds"]),
         (("compare", "JOB", "--jobs", "0"), ["--jobs"]),
+        (("compare", "JOB", "--smooth", "0", "--seeds", "1,2"), ["--smooth"]),
+        (("compare", "JOB", "--smooth", "25"), ["--smooth = 25", "--seeds or --vary"]),
         (("resume", "nowhere"), ["nowhere", "job.toml"]),
         (("show", "nowhere"), ["nowhere"]),
         (("data", "get", "nothing"), ["nothing", "digits"]),

@@ -12,8 +12,8 @@ from manyhands.data import Dataset, load
 from manyhands.errors import JobError
 from manyhands.fleet import make_fleet
 from manyhands.job import Job
+from manyhands.lessons import give_lessons, share_out
 from manyhands.sizing import Library, Sizing, choose_sizes
-from manyhands.team import share_out
 
 GIB = 2**30
 
@@ -35,8 +35,7 @@ def library_of(job: Job) -> Library:
 
 def settle(job: Job) -> Sizing:
     fleet = make_fleet(job.fleet, seed=job.seed)
-    shares = share_out(job, digits(job).train, fleet)
-    return choose_sizes(job, fleet, library_of(job), {name: len(share) for name, share in shares.items()})
+    return choose_sizes(job, fleet, library_of(job), give_lessons(job, digits(job), fleet))
 
 
 def sizes(job: Job) -> dict[str, str | None]:
@@ -62,7 +61,11 @@ def sized_job(small_job: Callable[..., Job]) -> Callable[..., Job]:
 def needs(job: Job) -> dict[str, int]:
     """Size -> bytes that training takes."""
     library = library_of(job)
-    return {size: library.memory_bytes(size) for size in library.sizes}
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    lessons, any_device = give_lessons(job, digits(job), fleet), fleet.devices[0]
+    return {
+        size: lessons.memory_bytes(any_device, size, library(size).architecture) for size in library.sizes
+    }
 
 
 def test_memory_decides_to_the_byte(sized_job: Callable[..., Job]) -> None:

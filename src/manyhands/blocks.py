@@ -43,12 +43,15 @@ class Weights(Mapping[str, torch.Tensor]):
 
     Attributes:
         nbytes: What it takes to send or store them: their data, and a header entry for each.
+        lasting: Whether they will be held for long, such as a piece of a replay memory. Checkpoints store
+            what is lasting once and refer to it from then on; what is soon replaced is stored each time.
     """
 
-    __slots__ = ("__weakref__", "_tensors", "nbytes")
+    __slots__ = ("__weakref__", "_tensors", "lasting", "nbytes")
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, lasting: bool = False) -> None:
         self._tensors: dict[str, torch.Tensor] | None = dict(tensors)
+        self.lasting = lasting
         self.nbytes: int = sum(t.numel() * t.element_size() + HEADER_BYTES for t in tensors.values())
 
     @classmethod
@@ -63,11 +66,11 @@ class Weights(Mapping[str, torch.Tensor]):
         """Whether the tensors are still missing."""
         return self._tensors is None
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Brings an absent `Weights` back."""
+    def fill(self, stored: Weights) -> None:
+        """Brings an absent `Weights` back as it was stored, lasting if it was so."""
         if self._tensors is not None:
             raise ValueError("these weights are not absent")
-        self._tensors = dict(tensors)
+        self._tensors, self.lasting = dict(stored), stored.lasting
 
     def _present(self) -> dict[str, torch.Tensor]:
         if self._tensors is None:

@@ -9,14 +9,21 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from manyhands.report.reading import accuracy_heading, names_text, sizes_differ, split_heading, whose_accuracy
+from manyhands.report.reading import (
+    Measure,
+    measure_of,
+    names_text,
+    network_heading,
+    sizes_differ,
+    split_heading,
+    whose_network,
+)
 from manyhands.report.spread import Comparison, Panel, Spread, headings, key_label, panels, value_text
-from manyhands.report.units import bytes_text, counted, energy_text, gain_points, seconds_text
+from manyhands.report.units import bytes_text, counted, energy_text, seconds_text
 
 __all__ = [
     "MAX_ROWS",
     "comparison_table",
-    "percent",
     "result_table",
     "sweep_tables",
 ]
@@ -30,21 +37,21 @@ MAX_WIDE = 3
 
 def result_table(result: Mapping[str, Any]) -> RenderableType:
     """What each device got out of taking part, and what it paid."""
-    devices = result["devices"]
-    alone = any(device.get("accuracy_alone") is not None for device in devices)
+    devices, measure = result["devices"], measure_of(result)
+    alone = any(device.get(measure.key_alone) is not None for device in devices)
     chosen = [device for device in devices if device.get("size_reason") is not None]
     sized = bool(chosen) or len({device.get("size") for device in devices}) > 1
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     for name in ("device", "size") if sized else ("device",):
         table.add_column(name, no_wrap=True)
-    accuracies = ("alone", "together", "gain") if alone else ("accuracy",)
-    for name in (*accuracies, "busy", "waiting", "sent", "received", "energy"):
+    judged = ("alone", "together", "gain") if alone else (measure.key,)
+    for name in (*judged, "busy", "waiting", "sent", "received", "energy"):
         table.add_column(name, justify="right", no_wrap=True)
     for device in devices[:MAX_ROWS]:
         table.add_row(
             device["name"],
             *((str(device.get("size") or "-"),) if sized else ()),
-            *(_gain(device) if alone else (percent(device["accuracy"]),)),
+            *(_gain(device, measure) if alone else (measure.short(device[measure.key]),)),
             seconds_text(device["busy_seconds"]),
             seconds_text(device["waiting_seconds"]),
             bytes_text(device["bytes_sent"]),
@@ -74,23 +81,24 @@ def _chosen_sizes(devices: Sequence[Mapping[str, Any]]) -> Iterator[RenderableTy
 def _headline(result: Mapping[str, Any]) -> str:
     parts = [f"{result['job']}: {result.get('form') or result['split']}", counted(result["rounds"], "round")]
     parts.append(f"{seconds_text(result['seconds'])} simulated")
-    if result["accuracy"] is not None:
-        parts.append(f"test accuracy {result['accuracy']:.1%} ({whose_accuracy(result)})")
+    measure = measure_of(result)
+    if (value := result[measure.key]) is not None:
+        parts.append(f"test {measure.key} {measure.short(value)} ({whose_network(result)})")
     if result.get("num_notable"):
         parts.append(f"{counted(result['num_notable'], 'thing')} went wrong")
     return ", ".join(parts)
 
 
-def _gain(device: Mapping[str, Any]) -> tuple[Text, Text, Text]:
-    """Accuracy alone, together, and the difference in points."""
-    alone, together = device.get("accuracy_alone"), device["accuracy"]
+def _gain(device: Mapping[str, Any], measure: Measure) -> tuple[Text, Text, Text]:
+    """How good alone, how good together, and the difference."""
+    alone, together = device.get(measure.key_alone), device[measure.key]
     if alone is None or together is None:
-        return Text(percent(alone)), Text(percent(together)), Text("-")
-    points = gain_points(alone, together)
+        return Text(measure.short(alone)), Text(measure.short(together)), Text("-")
+    points = measure.gain(alone, together)
     style = "green" if points > 0 else "red" if points < 0 else ""
     return (
-        Text(f"{alone:.1%}"),
-        Text(f"{together:.1%}", f"bold {style}".strip()),
+        Text(measure.short(alone)),
+        Text(measure.short(together), f"bold {style}".strip()),
         Text(f"{points:+.1f}"),
     )
 
@@ -101,10 +109,11 @@ def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> RenderableType
     table.add_column("device")
     for split, result in results.items():
         table.add_column(split_heading(split, result), justify="right")
+    measure = measure_of(next(iter(results.values())))
     columns = [{d["name"]: d for d in result["devices"]} for result in results.values()]
     names, sized = list(columns[0]), sizes_differ(results.values())
     for name in names[:MAX_ROWS]:
-        table.add_row(Text(name), *(percent(column[name]["accuracy"]) for column in columns))
+        table.add_row(Text(name), *(measure.short(column[name][measure.key]) for column in columns))
         if sized:
             table.add_row(
                 "  size", *(str(column[name].get("size") or "-") for column in columns), style="dim"
@@ -113,7 +122,9 @@ def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> RenderableType
         table.add_row(f"... and {len(names) - MAX_ROWS} more", style="dim")
     table.add_section()
     table.add_row(
-        accuracy_heading(results.values()), *(percent(r["accuracy"]) for r in results.values()), style="bold"
+        network_heading(results.values()),
+        *(measure.short(r[measure.key]) for r in results.values()),
+        style="bold",
     )
     if sized and any(r.get("merged_size") for r in results.values()):
         table.add_row("  size", *(str(r.get("merged_size") or "") for r in results.values()), style="dim")
@@ -122,25 +133,27 @@ def comparison_table(results: Mapping[str, Mapping[str, Any]]) -> RenderableType
     table.add_row(
         "energy", *(energy_text(sum(d["energy_joules"] for d in r["devices"])) for r in results.values())
     )
-    title = "accuracy of each device's network, and what each split took"
+    title = f"{measure.key} of each device's network, and what each split took"
     return Group(Text(title, style="italic"), table)
 
 
 def sweep_tables(comparison: Comparison) -> RenderableType:
     """For each device a table with a row a value; where only seeds differ, one table with a row a device."""
-    key, shown = comparison["key"], panels(comparison)
+    key, shown, measure = comparison["key"], panels(comparison), measure_of(comparison)
+    splits = headings(comparison)
     if key is None:
         rows = [(panel.label, panel, 0) for panel in shown]
-        return _spread_table("accuracy of each device's network", "device", headings(comparison), rows)
+        return _spread_table(f"{measure.key} of each device's network", "device", splits, rows, measure)
     parts: list[RenderableType] = []
     for panel in shown:
         rows = [(value_text(value), panel, place) for place, value in enumerate(comparison["values"])]
-        parts += ["", _spread_table(f"accuracy of {panel.label}", key_label(key), headings(comparison), rows)]
+        title = f"{measure.key} of {panel.label}"
+        parts += ["", _spread_table(title, key_label(key), splits, rows, measure)]
     return Group(*parts[1:])
 
 
 def _spread_table(
-    title: str, head: str, splits: Mapping[str, str], rows: list[tuple[str, Panel, int]]
+    title: str, head: str, splits: Mapping[str, str], rows: list[tuple[str, Panel, int]], measure: Measure
 ) -> Group:
     """Each row has its name, the panel that it is of, and the place of its value there.
 
@@ -153,21 +166,16 @@ def _spread_table(
         table.add_column(heading, justify="right")
     for i, (name, panel, place) in enumerate(rows):
         spreads = (panel.spreads.get((split, place)) for split in splits)
-        table.add_row(Text(name), *(_spread_text(spread, below=many) for spread in spreads))
+        table.add_row(Text(name), *(_spread_text(spread, measure, below=many) for spread in spreads))
         last = i + 1 == len(rows) or rows[i + 1][1] is not panel
         if panel.sizes and (last or panel.size_by_split() is None):
             table.add_row("  size", *(panel.sizes.get((split, place), "-") for split in splits), style="dim")
     return Group(Text(title, style="italic"), table)
 
 
-def _spread_text(spread: Spread | None, *, below: bool) -> str:
+def _spread_text(spread: Spread | None, measure: Measure, *, below: bool) -> str:
     """The median and the range, beside it or below."""
     if spread is None or spread.num_seeds == 1:
-        return percent(spread and spread.median)
-    ends = f"{100 * spread.low:.1f}-{100 * spread.high:.1f}"
-    return f"{spread.median:.1%}\n{ends}" if below else f"{spread.median:.1%} ({ends})"
-
-
-def percent(value: float | None) -> str:
-    """An accuracy with one decimal; a dash where there is none."""
-    return "-" if value is None else f"{value:.1%}"
+        return measure.short(spread and spread.median)
+    middle, ends = measure.short(spread.median), measure.range(spread.low, spread.high, dash="-")
+    return f"{middle}\n{ends}" if below else f"{middle} ({ends})"

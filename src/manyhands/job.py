@@ -24,6 +24,8 @@ from manyhands.engine.faults import Fault
 from manyhands.errors import JobError, did_you_mean
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.fleet import FleetSection
+from manyhands.games import GameSection
+from manyhands.learn.reinforcement import PlaySection
 from manyhands.learn.supervised import LearnSection
 from manyhands.models import FormName, ModelSection
 from manyhands.settings import Section
@@ -51,6 +53,8 @@ class Job(Section):
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: NonNegativeInt = 0
     data: DataSection = DataSection()
+    game: GameSection = GameSection()
+    play: PlaySection = PlaySection()
     model: ModelSection
     learn: LearnSection = LearnSection()
     split: SplitSection = SplitSection()
@@ -145,6 +149,7 @@ def _checked(said: dict[str, Any]) -> Job:
         job = Job.model_validate(said)
     except ValidationError as error:
         raise _explained(error) from None
+    _check_material(job)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)
@@ -156,6 +161,27 @@ def _checked(said: dict[str, Any]) -> Job:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
     return job
+
+
+def _check_material(job: Job) -> None:
+    """A job learns from data or from a game, and what it says of the other would be said in vain."""
+    default = Job.model_fields
+    if job.game.name is None:
+        for section in ("game", "play"):
+            if getattr(job, section) != default[section].default:
+                expected = 'is read by a job that plays a game, and this one has none: write game.name = "…"'
+                raise JobError(section, None, expected)
+        return
+    if job.data != default["data"].default:
+        raise JobError("data", None, "this job learns from a game; leave out either [data] or [game]")
+    for index, table in enumerate(job.fleet.device):
+        if table.share is not None:
+            expected = "is a part of the data, and this job learns from a game; take interaction_rate"
+            raise JobError(f"fleet.device[{index}].share", table.share, expected)
+    for key in ("epochs", "examples"):
+        if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
+            expected = "is read by a job that learns from data; what a phase of play is, [play] says"
+            raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
 
 
 def _apply(said: dict[str, Any], change: str) -> None:
@@ -216,8 +242,9 @@ def place_of(name: str, tables: Sequence[Mapping[str, Any]]) -> int:
 def _explained(error: ValidationError) -> JobError:
     """The first thing pydantic found wrong, in the user's words."""
     first = error.errors()[0]
-    # A fault's kind stands in the middle of its location because it chose the table's type.
-    where = [step for step in first["loc"] if not (isinstance(step, str) and step in _FAULT_KINDS)]
+    # Not of the user's making: a fault's kind, which chose its table's type, and the type that a value was
+    # tried as where it may be of several.
+    where = [step for step in first["loc"] if not (isinstance(step, str) and _is_type(step))]
     key = re.sub(
         r"\.\[", "[", ".".join(f"[{step}]" if isinstance(step, int) else str(step) for step in where)
     )
@@ -252,6 +279,10 @@ def _explained(error: ValidationError) -> JobError:
     if isinstance(value, dict):
         value = None
     return JobError(key or "job", value, message[0].lower() + message[1:])
+
+
+def _is_type(step: str) -> bool:
+    return step in _FAULT_KINDS or step.startswith(("constrained-", "dict["))
 
 
 _FAULT_KINDS = {

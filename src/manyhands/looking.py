@@ -7,15 +7,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from manyhands.blocks import Weights, absorb, extract
-from manyhands.data import Examples
 from manyhands.exchange.merge import MergeSection, merge
 from manyhands.hand import Outcome, Work
-from manyhands.learn.supervised import Architecture, accuracy_of
-from manyhands.learn.transfer import settled_on
+from manyhands.learn.supervised import Architecture
+from manyhands.lessons import Lessons
 from manyhands.replica import Blocks
 from manyhands.sizing import Library
 from manyhands.splits import Seat, Split
@@ -24,11 +22,10 @@ __all__ = ["Looker", "averaged_network", "merged_network"]
 
 
 class Looker:
-    """Measures networks on the test set; the same network, however many devices hold it, only once."""
+    """Measures networks; those that are the same tensors are measured once."""
 
-    def __init__(self, test: Examples, limit: int | None = None, most: int = 4) -> None:
-        self._test = test if limit is None or limit >= len(test) else test.take(_spread(len(test), limit))
-        self._settled: dict[str, Examples] = {}
+    def __init__(self, lessons: Lessons, most: int = 4) -> None:
+        self._lessons = lessons
         self._most = most  # of networks that are remembered
         self._lock = threading.Lock()
         # Keeping the tensors keeps their identity from being given to others.
@@ -51,23 +48,11 @@ class Looker:
         if known is not None:
             return replace(known[0].result())
         try:
-            future.set_result(
-                Outcome(accuracy_of(architecture, weights, self._there(torch_device), torch_device))
-            )
+            future.set_result(Outcome(self._lessons.look(architecture, weights, torch_device)))
         except BaseException as error:
             future.set_exception(error)
             raise
         return future.result()
-
-    def _there(self, torch_device: str) -> Examples:
-        if torch_device not in self._settled:
-            self._settled[torch_device] = settled_on(self._test, torch_device)
-        return self._settled[torch_device]
-
-
-def _spread(count: int, limit: int) -> torch.Tensor:
-    """Evenly spaced positions, so that a sorted test set is not cut to its first classes."""
-    return torch.from_numpy(np.linspace(0, count - 1, limit).astype(np.int64))
 
 
 def merged_network(merged: Seat, library: Library, blocks: Blocks) -> Weights:

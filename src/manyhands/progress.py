@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from manyhands.display import MAX_ROWS, percent
+from manyhands.display import MAX_ROWS
 from manyhands.engine.clock import Interval
 from manyhands.hand import Facts
 from manyhands.job import Job
@@ -59,7 +59,8 @@ class LiveTable:
         split, job, tally = self._what
         total = job.exchange.rounds
         done = _rounds_done(tally)
-        accuracy = tally.curve[-1]["accuracy"] if tally.curve else None
+        measure = tally.measure
+        merged = tally.curve[-1][measure.key] if tally.curve else None
         title = Text(job.name, style="bold", no_wrap=True, overflow="ellipsis")
         title.append(f"  {_which_pass(split, job, alone=self._alone)}", style="not bold cyan")
         head = Table.grid(padding=(0, 2, 0, 0))
@@ -69,7 +70,7 @@ class LiveTable:
             ProgressBar(total=total, completed=done, width=24),
             f"round {done}/{total}",
             f"{seconds_text(tally.seconds)} simulated",
-            f"accuracy {accuracy:.1%}" if accuracy is not None else "",
+            f"{measure.key} {measure.short(merged)}" if merged is not None else "",
         )
         return Group(title, head, _live_rows(tally, self._live.console.width))
 
@@ -101,11 +102,13 @@ class LinesNowAndThen:
             f"round {_rounds_done(tally)} of {job.exchange.rounds}",
             f"{seconds_text(tally.seconds)} simulated",
         ]
-        known = [device.accuracy for device in tally.devices.values() if device.accuracy is not None]
+        measure = tally.measure
+        ends = (device.end(measure) for device in tally.devices.values())
+        known = [end for end in ends if end is not None]
         if tally.curve:
-            parts.append(f"accuracy {tally.curve[-1]['accuracy']:.1%}")
+            parts.append(f"{measure.key} {measure.short(tally.curve[-1][measure.key])}")
         elif known:
-            parts.append(f"mean accuracy of devices {fmean(known):.1%}")
+            parts.append(f"mean {measure.key} of devices {measure.short(fmean(known))}")
         self._say(", ".join(parts))
 
     def reading(self, what: str, done: int, total: int | None) -> None:
@@ -135,7 +138,7 @@ def _rounds_done(tally: Tally) -> int:
 
 def _live_rows(tally: Tally, width: int) -> Table:
     """Columns have their width from the start, so that nothing moves while the figures grow."""
-    heads = {"rounds": 6, "loss": 7, "accuracy": 8, "busy": 6, "sent": 7, "received": 8, "": 15}
+    heads = {"rounds": 6, "loss": 7, tally.measure.key: 8, "busy": 6, "sent": 7, "received": 8, "": 15}
     names = max(len("device"), *(len(name) for name in tally.devices))
     room = width - sum(heads.values()) - len(heads)
     table = Table(box=None, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
@@ -150,7 +153,7 @@ def _live_rows(tally: Tally, width: int) -> Table:
             name,
             str(device.rounds),
             f"{device.loss:.3f}" if device.loss is not None else "-",
-            percent(device.accuracy),
+            tally.measure.short(device.end(tally.measure)),
             ProgressBar(total=1.0, completed=min(busy, 1.0), width=6),
             bytes_text(device.bytes_sent),
             bytes_text(device.bytes_received),

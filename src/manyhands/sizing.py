@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 from manyhands.blocks import Weights
-from manyhands.data import Dataset
 from manyhands.errors import JobError, did_you_mean
 from manyhands.fleet import Device, Fleet
 from manyhands.job import Job
-from manyhands.learn.optimizers import num_slots
 from manyhands.learn.supervised import Architecture
+from manyhands.lessons import Lessons, Material
 from manyhands.models import build_in_form, cost_of, sizes_of
 from manyhands.models.families import tiers_of
 from manyhands.report.units import memory_text, seconds_text
@@ -38,15 +37,15 @@ class Network:
 class Library:
     """The networks of a job in the form that its split asks for, each built once."""
 
-    def __init__(self, job: Job, dataset: Dataset) -> None:
-        self._job, self._dataset = job, dataset
+    def __init__(self, job: Job, material: Material) -> None:
+        self._job, self._material = job, material
         self._built: dict[str, Network] = {}
         self.sizes = sizes_of(job.model)
 
     def __call__(self, size: str) -> Network:
         """The network of a size."""
         if size not in self._built:
-            job, shape, num_classes = self._job, self._dataset.shape, len(self._dataset.classes)
+            job, shape, num_classes = self._job, self._material.shape, len(self._material.classes)
             form = job.split.network_form
             seed = derive(job.seed, "first weights", size)
             module = build_in_form(job.model, shape, num_classes, seed=seed, size=size, form=form)
@@ -59,11 +58,6 @@ class Library:
                 architecture, weights, frozenset(dict(module.named_buffers()) & state.keys())
             )
         return self._built[size]
-
-    def memory_bytes(self, size: str) -> int:
-        """What training a network of this size takes."""
-        learn = self._job.learn
-        return self(size).architecture.cost.memory_bytes(learn.batch_size, num_slots(learn))
 
 
 @dataclass(frozen=True)
@@ -80,14 +74,14 @@ class Sizing:
         return self.reasons.get(device)
 
 
-def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: Mapping[str, int]) -> Sizing:
+def choose_sizes(job: Job, fleet: Fleet, library: Library, lessons: Lessons) -> Sizing:
     """Settles the size of every device.
 
     Args:
         job: The job.
         fleet: Its devices, with the sizes that it names.
         library: Its networks.
-        num_examples: How many examples each device trains on.
+        lessons: What its devices learn from.
 
     Raises:
         JobError: There is no such size, or nobody can hold one that is offered.
@@ -98,7 +92,7 @@ def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: Mapping
     named = [replace(device, size=device.size or default) for device in fleet.devices]
     if all(device.size != AUTO for device in named):
         return Sizing(replace(fleet, devices=tuple(named)), {})
-    judge = partial(_obstacle, job, library, num_examples)
+    judge = partial(_obstacle, library, lessons)
     _check_everything_can_be_held(job, named, library, judge)
     reasons: dict[str, str] = {}
     settled = []
@@ -135,20 +129,15 @@ def _check_order(job: Job, library: Library) -> None:
             raise JobError("model.sizes", list(library.sizes), expected)
 
 
-def _obstacle(
-    job: Job, library: Library, num_examples: Mapping[str, int], device: Device, size: str
-) -> str | None:
+def _obstacle(library: Library, lessons: Lessons, device: Device, size: str) -> str | None:
     """Why a device cannot hold a network of this size; None if it can."""
-    needed = library.memory_bytes(size)
+    architecture = library(size).architecture
+    needed = lessons.memory_bytes(device, size, architecture)
     if needed > device.memory_bytes:
         return (
             f"takes {memory_text(needed)} of memory and {device.name} has {memory_text(device.memory_bytes)}"
         )
-    phase_s = (
-        job.learn.num_used(num_examples[device.name])
-        * library(size).architecture.cost.train_flops
-        / device.flops
-    )
+    phase_s = lessons.phase(device, size, architecture, {}, keep_optimizer=False).flops / device.flops
     if device.time_budget_s is not None and phase_s > device.time_budget_s:
         budget = seconds_text(device.time_budget_s)
         return f"takes {seconds_text(phase_s)} a local phase and {device.name} has {budget}"

@@ -8,7 +8,7 @@ more, goes on where the last one stopped.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from typing import Any
 import psutil
 import tomli_w
 
-from manyhands.data import Dataset, load
 from manyhands.errors import JobError
 from manyhands.job import Job
+from manyhands.lessons import Material, load_material
 from manyhands.parallel import attempt, side_by_side
 from manyhands.report.atomic import write_atomically
 from manyhands.report.folder import RunFolder
+from manyhands.report.reading import MEASURES, measure_of
 from manyhands.run import check, train
 from manyhands.variation import Cell, Vary, naming, plan
 
@@ -124,14 +125,14 @@ def _with_fewer_cores(job: Job, jobs: int) -> Job:
 def _check(cells: Sequence[Cell], vary: Vary | None) -> None:
     """Puts each split with each value together once, with its data, before anything is trained."""
     seen: list[tuple[str, Any]] = []
-    read: tuple[Any, Dataset] | None = None
+    read: tuple[Any, Material] | None = None
     for cell in cells:
         if (cell.split, cell.value) in seen:
             continue
         seen.append((cell.split, cell.value))
-        wanted = (cell.job.data, cell.job.seed)
+        wanted = (cell.job.data, cell.job.game, cell.job.seed)
         if read is None or read[0] != wanted:
-            read = wanted, load(cell.job.data, seed=cell.job.seed)
+            read = wanted, load_material(cell.job)
         with naming(vary, cell.value, cell.split):
             check(cell.job, read[1])
 
@@ -180,9 +181,11 @@ def _common(job: Job, seeds: Sequence[int]) -> Job:
 
 def comparison(job: Job, cells: Sequence[Cell], out: Path, vary: Vary | None = None) -> dict[str, Any]:
     """The contract of compare.json (docs/result.md says what each key means)."""
+    finished = [cell.result for cell in cells if cell.result is not None]
     return {
         "schema": SCHEMA,
         "job": job.name,
+        "measure": measure_of(finished[0] if finished else {}).key,
         "key": vary.key if vary else None,
         "values": list(vary.values) if vary else [],
         "seeds": list(dict.fromkeys(cell.seed for cell in cells)),
@@ -198,9 +201,15 @@ def _which(cell: Cell, out: Path) -> dict[str, Any]:
 
 
 def _figures(cell: Cell, result: dict[str, Any], out: Path) -> dict[str, Any]:
-    keys = ("name", "kind", "share", "size", "accuracy")
+    keys = ("name", "kind", "share", "size")
     return _which(cell, out) | {
-        **{key: result[key] for key in ("form", "hash", "complete", "rounds", "accuracy", "seconds")},
+        **{key: result[key] for key in ("form", "hash", "complete", "rounds", "seconds")},
+        **_judged(result),
         "bytes_sent": sum(device["bytes_sent"] for device in result["devices"]),
-        "devices": [{key: device[key] for key in keys} for device in result["devices"]],
+        "devices": [{key: d[key] for key in keys} | _judged(d) for d in result["devices"]],
     }
+
+
+def _judged(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Both measures of a result or a device; runs of old have one of them."""
+    return {key: holder.get(key) for key in MEASURES}

@@ -15,8 +15,8 @@ from sample_results import curve, device, make_result
 from manyhands.report.atomic import write_atomically
 from manyhands.report.look import COLOURS, line_style
 from manyhands.report.plots import (
-    accuracy_figure,
     compare_figure,
+    curves_figure,
     devices_figure,
     figures,
     save_compare_png,
@@ -24,7 +24,7 @@ from manyhands.report.plots import (
     together_figure,
     topology_figure,
 )
-from manyhands.report.reading import Curve, median_curve, names_text, points_of
+from manyhands.report.reading import ACCURACY, Curve, median_curve, names_text, points_of
 
 
 def texts(figure):
@@ -42,7 +42,7 @@ def lines_by_label(figure):
 
 def test_accuracy_shows_the_shared_network_bold_and_each_device_thin():
     result = make_result(5)
-    figure = accuracy_figure(result)
+    figure = curves_figure(result)
     lines = lines_by_label(figure)
     shared = lines[next(label for label in lines if label.startswith("merged network"))]
     assert np.allclose(shared.get_ydata(), [point["accuracy"] for point in result["curve"]])
@@ -60,12 +60,10 @@ def test_devices_with_the_same_curve_share_a_line():
         entry["name"] = f"phone-{i}"
         if 1 <= i <= 3:  # given the same network a moment apart
             entry["curve"] = [p | {"seconds": p["seconds"] + 0.001 * i} for p in curve(170, 0.9)]
-    labels = [label.rpartition("  ")[0] for label in legend_labels(accuracy_figure(result))]
+    labels = [label.rpartition("  ")[0] for label in legend_labels(curves_figure(result))]
     assert sorted(labels) == ["isolated", "merged network", "phone-0", "phone-1 ... 3", "phone-4"]
     result["devices"][2]["curve"] = curve(120, 0.9)
-    assert "phone-1, phone-3" in [
-        label.rpartition("  ")[0] for label in legend_labels(accuracy_figure(result))
-    ]
+    assert "phone-1, phone-3" in [label.rpartition("  ")[0] for label in legend_labels(curves_figure(result))]
 
 
 def test_names_in_few_words():
@@ -81,7 +79,7 @@ def test_a_single_dot_may_reach_over_the_edge():
     result["curve"] = result["curve"][-1:]
     result["devices"][0]["curve"] = []
     dots = [
-        *accuracy_figure(result).axes[0].get_lines(),
+        *curves_figure(result).axes[0].get_lines(),
         *compare_figure({"one": result}).axes[0].get_lines(),
     ]
     assert [line.get_clip_on() for line in dots if len(line.get_xdata()) == 1] == [False, False]
@@ -109,7 +107,7 @@ def _is_seen(axes, tick):
 
 
 def test_many_devices_become_a_median_and_a_band():
-    figure = accuracy_figure(make_result(13))
+    figure = curves_figure(make_result(13))
     assert any("median of 13 devices" in label for label in legend_labels(figure))
     assert "lowest to highest device" in legend_labels(figure)
     assert len(lines_by_label(figure)) == 3
@@ -307,13 +305,13 @@ def test_the_median_lies_between_lowest_and_highest(points):
         ordered = sorted(dict(pairs).items())
         curves.append(Curve(np.array([t for t, _ in ordered]), np.array([a for _, a in ordered])))
     middle = median_curve(curves)
-    assert np.all(middle.low <= middle.accuracy + 1e-12)
-    assert np.all(middle.accuracy <= middle.high + 1e-12)
-    assert not np.isnan(middle.accuracy).any()
+    assert np.all(middle.low <= middle.values + 1e-12)
+    assert np.all(middle.values <= middle.high + 1e-12)
+    assert not np.isnan(middle.values).any()
 
 
 def test_a_curve_is_put_in_order_and_freed_of_gaps():
     entries = [*reversed(curve(10, 0.9, points=3)), {"seconds": 4.0, "accuracy": None}, {"accuracy": 0.1}]
-    found = points_of({"curve": entries})
-    assert list(found.seconds) == [0.0, 5.0, 10.0]
-    assert points_of({"curve": []}) is None
+    found = points_of({"curve": entries}, ACCURACY)
+    assert list(found.x) == [0.0, 5.0, 10.0]
+    assert points_of({"curve": []}, ACCURACY) is None

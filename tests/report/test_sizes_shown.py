@@ -227,7 +227,7 @@ def test_the_page_says_nothing_of_sizes_that_the_job_named(tmp_path):
 def test_the_list_of_networks_says_which_come_in_any_width():
     listed = CliRunner().invoke(app, ["models"]).output
     line = next(line for line in listed.splitlines() if line.startswith("In any width"))
-    assert line.endswith("lenet5, cifar_cnn, vgg16, mobilenet_v2.")
+    assert line.endswith("lenet5, cifar_cnn, vgg16, mobilenet_v2, dqn.")
     rows = json.loads(CliRunner().invoke(app, ["models", "--json"]).output)
     assert {row["name"]: row["any_width"] for row in rows} == {
         "lenet5": True,
@@ -238,4 +238,5 @@ def test_the_list_of_networks_says_which_come_in_any_width():
         "squeezenet": False,
         "mobilenet_v2": True,
         "yolov2": False,
+        "dqn": True,
     }

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.report.reading import ACCURACY
 from manyhands.report.units import (
     bytes_scale,
     bytes_text,
@@ -9,8 +10,6 @@ from manyhands.report.units import (
     counted,
     energy_scale,
     energy_text,
-    gain_points,
-    gain_text,
     memory_text,
     percent_text,
     seconds_scale,
@@ -58,13 +57,13 @@ def test_figures_read_well(function, value, text):
     ],
 )
 def test_a_gain_is_the_difference_of_what_is_printed(alone, together, text):
-    assert gain_text(alone, together) == text
+    assert ACCURACY.gain_text(alone, together) == text
 
 
 @given(alone=st.floats(0, 1), together=st.floats(0, 1))
 def test_printed_figures_add_up(alone, together):
     before, after = (float(percent_text(value).split()[0]) for value in (alone, together))
-    assert before + gain_points(alone, together) == pytest.approx(after)
+    assert before + ACCURACY.gain(alone, together) == pytest.approx(after)
 
 
 def test_one_has_no_s():

@@ -20,6 +20,7 @@ from manyhands.errors import JobError
 from manyhands.models import (
     alexnet,
     cifar_cnn,
+    dqn,
     lenet5,
     mobilenet_v2,
     squeezenet,
@@ -134,6 +135,13 @@ FAMILIES: dict[str, Family] = {
             mobilenet_v2.build,
             4,
             "MobileNet-v2 for small images (Sandler 2018; paper 002)",
+        ),
+        Family(
+            "dqn",
+            dqn.SIZES,
+            dqn.build,
+            7,
+            "deep Q-learning's network and its lightweight sibling, for games (Mnih 2015; paper 001)",
         ),
         Family(
             "yolov2",

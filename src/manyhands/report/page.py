@@ -15,14 +15,16 @@ from typing import Any
 from manyhands.report.markup import Cell, card, filled_table, plot, table, tiles, write_html
 from manyhands.report.plots import compare_figure, figures
 from manyhands.report.reading import (
+    Measure,
     Result,
-    accuracy_heading,
     devices_of,
+    measure_of,
+    network_heading,
     number,
     sizes_differ,
     split_heading,
     split_text,
-    whose_accuracy,
+    whose_network,
 )
 from manyhands.report.units import (
     MISSING,
@@ -30,8 +32,6 @@ from manyhands.report.units import (
     count_text,
     counted,
     energy_text,
-    gain_points,
-    gain_text,
     memory_text,
     percent_text,
     seconds_text,
@@ -45,12 +45,6 @@ MOST_EVENTS = 200
 LARGEST = "the largest there is"
 """The reason for a size that needs none."""
 
-CAPTIONS = {
-    "accuracy": "The merged network, where there is one, is bold; devices that are alike share a line.",
-    "together": "Accuracy of a device that trains on its own data only, and of the same device taking part.",
-    "devices": "Waiting is time in which a device has nothing to do until others have answered.",
-    "topology": "Lines are direct links; messages between others pass through them.",
-}
 COST_HEADS = (
     "Busy",
     "Waiting",
@@ -80,7 +74,7 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
         job_toml: The resolved job file, shown as it is.
         path: Where the page goes.
     """
-    devices = devices_of(result)
+    devices, measure = devices_of(result), measure_of(result)
     engine = str(result.get("engine", "?"))
     facts = [
         *(str(result[key]) for key in ("model", "data") if result.get(key)),
@@ -92,10 +86,10 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
     body = [
         tiles(_headlines(result, devices)),
         *(
-            plot(name, figure, _describe(name, result, devices), CAPTIONS[name])
+            plot(name, figure, _describe(name, result, devices), _caption(name, measure))
             for name, figure in figures(result).items()
         ),
-        _devices(devices),
+        _devices(devices, measure),
         _events(result),
         card("", job),
     ]
@@ -105,57 +99,58 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
 def write_compare_page(results: Mapping[str, Result], path: Path) -> Path:
     """Writes the report of the same job under several splits."""
     first = next(iter(results.values()), {})
+    measure = measure_of(first)
     results = {split_heading(label, result): result for label, result in results.items()}
-    ends = "; ".join(
-        f"{label} ends at {percent_text(_accuracy(result))}" for label, result in results.items()
-    )
-    alt = f"Accuracy over time under each split, and each device's final accuracy: {ends}."
-    heads = ("Split", accuracy_heading(results.values()).capitalize(), *SPLIT_HEADS)
+    ends = "; ".join(f"{label} ends at {measure.text(_overall(result))}" for label, result in results.items())
+    name = measure.key
+    alt = f"{name.capitalize()} over time under each split, and each device's final {name}: {ends}."
+    heads = ("Split", network_heading(results.values()).capitalize(), *SPLIT_HEADS)
     by_split = ((escape(label), _split_cells(result)) for label, result in results.items())
     body = [
         tiles(
             (
                 label,
-                percent_text(_accuracy(result)),
-                f"{whose_accuracy(result)}; in {seconds_text(number(result, 'seconds'))}",
+                measure.text(_overall(result)),
+                f"{whose_network(result)}; in {seconds_text(number(result, 'seconds'))}",
             )
             for label, result in results.items()
         ),
         plot("compare", compare_figure(results), alt),
         card("Splits", filled_table(heads, by_split)),
-        _by_device(results),
+        _by_device(results, measure),
     ]
     facts = [f"compared: {', '.join(results)}", f"seed {first.get('seed', '?')}"]
     return write_html(path, str(first.get("job", "run")), facts, body, "comparison")
 
 
-def _by_device(results: Mapping[str, Result]) -> str:
+def _by_device(results: Mapping[str, Result], measure: Measure) -> str:
     """What each device ended with; below it the size of its network, where sizes differ."""
     columns = [{str(d.get("name")): d for d in devices_of(result)} for result in results.values()]
     names = dict.fromkeys(name for column in columns for name in column)
     sized = sizes_differ(results.values())
     rows = (
-        (escape(name), [_accuracy_cell(column.get(name, {}), sized=sized) for column in columns])
+        (escape(name), [_final_cell(column.get(name, {}), measure, sized=sized) for column in columns])
         for name in names
     )
-    title = f"Final accuracy of each device ({len(names)})"
+    title = f"Final {measure.key} of each device ({len(names)})"
     return card(title, filled_table(["Device", *results], rows, tall=True))
 
 
-def _accuracy_cell(device: Device, *, sized: bool) -> Cell:
+def _final_cell(device: Device, measure: Measure, *, sized: bool) -> Cell:
     return Cell(
-        percent_text(number(device, "accuracy")), below=str(device.get("size") or "") if sized else ""
+        measure.text(number(device, measure.key)), below=str(device.get("size") or "") if sized else ""
     )
 
 
 def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str, str]]:
     """Name, figure and remark of each tile."""
-    entries = [("Accuracy", percent_text(_accuracy(result)), whose_accuracy(result))]
-    pairs = [(number(device, "accuracy_alone"), number(device, "accuracy")) for device in devices]
-    gains = [gain_points(alone, after) for alone, after in pairs if alone is not None and after is not None]
+    measure = measure_of(result)
+    entries = [(measure.key.capitalize(), measure.text(_overall(result)), whose_network(result))]
+    pairs = [(number(device, measure.key_alone), number(device, measure.key)) for device in devices]
+    gains = [measure.gain(alone, after) for alone, after in pairs if alone is not None and after is not None]
     if gains:
         better = sum(gain > 0 for gain in gains)
-        note = f"points over training alone; {better} of {len(gains)} better off"
+        note = f"{measure.gains} over training alone; {better} of {len(gains)} better off"
         entries.append(("Mean gain", f"{round(fmean(gains), 1) + 0.0:+.1f}", note))
     wall, rounds, merges = (number(result, key) for key in ("wall_seconds", "rounds", "merges"))
     notes = [
@@ -174,11 +169,17 @@ def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str
     return entries
 
 
-def _accuracy(result: Result) -> float | None:
-    """Of the merged network; of the devices on average where there is none."""
-    own = number(result, "accuracy")
-    values = [value for device in devices_of(result) if (value := number(device, "accuracy")) is not None]
+def _overall(result: Result) -> float | None:
+    """The measure of the merged network; of the devices on average where there is none."""
+    own = number(result, measure_of(result).key)
+    values = _ends(result)
     return own if own is not None or not values else fmean(values)
+
+
+def _ends(result: Result) -> list[float]:
+    """What each device ended with, but for those that were never measured."""
+    key = measure_of(result).key
+    return [value for device in devices_of(result) if (value := number(device, key)) is not None]
 
 
 def _total(devices: Iterable[Device], key: str) -> float | None:
@@ -186,13 +187,27 @@ def _total(devices: Iterable[Device], key: str) -> float | None:
     return sum(values) if values else None
 
 
+def _caption(name: str, measure: Measure) -> str:
+    return {
+        measure.key: "The merged network, where there is one, is bold; devices that are alike share a line.",
+        "together": f"{measure.key.capitalize()} of a device that trains on its own data only, "
+        "and of the same device taking part.",
+        "devices": "Waiting is time in which a device has nothing to do until others have answered.",
+        "topology": "Lines are direct links; messages between others pass through them.",
+    }[name]
+
+
 def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     """What a plot shows, for those who cannot see it."""
-    if name == "accuracy":
-        end = f"{percent_text(_accuracy(result))} after {seconds_text(number(result, 'seconds'))}"
-        return f"Line plot of accuracy over time for {len(devices)} devices, ending at {end}."
+    measure = measure_of(result)
+    if name == measure.key:
+        end = f"{measure.text(_overall(result))} after {seconds_text(number(result, 'seconds'))}"
+        return f"Line plot of {name} over time for {len(devices)} devices, ending at {end}."
     if name == "together":
-        return "Each device's accuracy alone and together with the others; the table below has the figures."
+        return (
+            f"Each device's {measure.key} alone and together with the others; "
+            "the table below has the figures."
+        )
     if name == "devices":
         return "Bars of each device's time, traffic and energy; the table below has the figures."
     topology = result.get("topology") or {}
@@ -202,20 +217,20 @@ def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     return f"Graph of {nodes} devices and {edges} links{centre}."
 
 
-def _devices(devices: Sequence[Device]) -> str:
-    compared = any(number(device, "accuracy_alone") is not None for device in devices)
-    heads = ("Device", "Alone", "Together" if compared else "Accuracy", "Gain", *COST_HEADS)
-    rows = ((_device_name(device), _device_cells(device)) for device in devices)
+def _devices(devices: Sequence[Device], measure: Measure) -> str:
+    compared = any(number(device, measure.key_alone) is not None for device in devices)
+    heads = ("Device", "Alone", "Together" if compared else measure.key.capitalize(), "Gain", *COST_HEADS)
+    rows = ((_device_name(device), _device_cells(device, measure)) for device in devices)
     return card(f"Devices ({len(devices)})", filled_table(heads, rows, tall=True))
 
 
-def _device_cells(device: Device) -> tuple[str | Cell, ...]:
-    alone, together = number(device, "accuracy_alone"), number(device, "accuracy")
-    points = 0.0 if alone is None or together is None else gain_points(alone, together)
+def _device_cells(device: Device, measure: Measure) -> tuple[str | Cell, ...]:
+    alone, together = number(device, measure.key_alone), number(device, measure.key)
+    points = 0.0 if alone is None or together is None else measure.gain(alone, together)
     return (
-        percent_text(alone),
-        percent_text(together),
-        Cell(gain_text(alone, together), "up" if points > 0 else "down" if points < 0 else ""),
+        measure.text(alone),
+        measure.text(together),
+        Cell(measure.gain_text(alone, together), "up" if points > 0 else "down" if points < 0 else ""),
         seconds_text(number(device, "busy_seconds")),
         seconds_text(number(device, "waiting_seconds")),
         bytes_text(number(device, "bytes_sent")),
@@ -261,13 +276,12 @@ def _events(result: Result) -> str:
 
 
 def _split_cells(result: Result) -> tuple[str, ...]:
-    devices = devices_of(result)
-    values = [value for device in devices if (value := number(device, "accuracy")) is not None]
+    devices, measure, values = devices_of(result), measure_of(result), _ends(result)
     rounds = number(result, "rounds")
     return (
-        percent_text(number(result, "accuracy")),
-        percent_text(fmean(values) if values else None),
-        percent_text(min(values, default=None)),
+        measure.text(number(result, measure.key)),
+        measure.text(fmean(values) if values else None),
+        measure.text(min(values, default=None)),
         seconds_text(number(result, "seconds")),
         bytes_text(_total(devices, "bytes_sent")),
         energy_text(_total(devices, "energy_joules")),

@@ -1,4 +1,4 @@
-"""The plot and the page of a sweep: accuracy of each device against the varied value, a line a split.
+"""The plot and the page of a sweep: how good each device is against the varied value, a line a split.
 
 As in figure 4 of paper 001, a line is the median over the seeds and the shade around it reaches from the
 lowest to the highest. Everything is drawn from the mapping that `compare.json` holds.
@@ -29,25 +29,24 @@ from manyhands.report.look import (
     style_legend,
 )
 from manyhands.report.markup import Cell, card, filled_table, plot, table, write_html
-from manyhands.report.reading import number, plain
+from manyhands.report.reading import Measure, measure_of, number, plain
 from manyhands.report.spread import (
-    MOST_PANELS,
     Comparison,
     Panel,
     Spread,
     headings,
     key_label,
+    note,
     panels,
+    tick_text,
     value_text,
 )
-from manyhands.report.units import MISSING, bytes_text, percent_text, seconds_text
+from manyhands.report.units import MISSING, bytes_text, seconds_text
 
 __all__ = ["save_sweep_png", "sweep_figure", "write_sweep_page"]
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
 PER_ROW = 3
-LONGEST_TICK = 16
-RUN_HEADS = ("Run", "Value", "Seed", "Accuracy", "Time", "Data sent", "Rounds")
 
 
 def save_sweep_png(comparison: Comparison, folder: Path) -> Path:
@@ -60,24 +59,14 @@ def sweep_figure(comparison: Comparison) -> Figure:
     shown = panels(comparison)
     splits = headings(comparison)
     if comparison.get("key") is None:
-        figure = _draw_rows(shown, splits)
+        figure = _draw_rows(shown, splits, measure_of(comparison))
     else:
         figure = _draw_lines(shown, splits, comparison)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     if handles:
         style_legend(figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 6)))
-    figure.supxlabel(_note(comparison), x=0.01, ha="left", color=MUTED, fontsize=SMALL)
+    figure.supxlabel(note(comparison), x=0.01, ha="left", color=MUTED, fontsize=SMALL)
     return figure
-
-
-def _note(comparison: Comparison) -> str:
-    """What a mark stands for."""
-    seeds = len(comparison.get("seeds") or [])
-    parts = [f"median of {seeds} seeds, range from lowest to highest"] if seeds > 1 else []
-    devices = {d.get("name") for run in comparison.get("runs") or [] for d in run.get("devices") or []}
-    if len(devices) > MOST_PANELS:
-        parts.append(f"{len(devices)} devices: the mean of each kind")
-    return "; ".join(parts)
 
 
 def _style(position: int) -> dict[str, Any]:
@@ -102,7 +91,7 @@ def _draw_lines(shown: Sequence[Panel], splits: Mapping[str, str], comparison: C
         axes.set_xlabel(plain(key_label(str(comparison["key"]))), color=MUTED)
     for axes in every[len(shown) :]:
         axes.set_axis_off()
-    _finish_accuracy(figure)
+    _finish_measure(figure, measure_of(comparison))
     return figure
 
 
@@ -134,35 +123,27 @@ def _finish_values(axes: Axes, values: Sequence[Any], places: Sequence[float]) -
         ordered = [math.log(place) for place in ordered]
     gaps = [after - before for before, after in pairwise(ordered)]
     if not gaps or min(gaps) >= 0.08 * (ordered[-1] - ordered[0]):
-        axes.set_xticks(places, [_tick(value) for value in values])
+        axes.set_xticks(places, [tick_text(value) for value in values])
         axes.minorticks_off()
     if not _are_numbers(values) or len(values) == 1:
         axes.set_xlim(low - 0.5, high + 0.5)
-    if not _are_numbers(values) and sum(len(_tick(value)) for value in values) > 28:
+    if not _are_numbers(values) and sum(len(tick_text(value)) for value in values) > 28:
         axes.tick_params(axis="x", labelrotation=20)
 
 
-def _tick(value: Any) -> str:
-    text = f"{value:g}" if isinstance(value, float) else value_text(value)
-    return plain(text if len(text) <= LONGEST_TICK else text[: LONGEST_TICK - 1] + "…")
-
-
-def _finish_accuracy(figure: Figure) -> None:
+def _finish_measure(figure: Figure, measure: Measure) -> None:
     first = figure.axes[0]
-    first.set_ylabel("accuracy", color=MUTED)
-    first.yaxis.set_major_formatter(_percent)
-    bottom, top = first.get_ylim()
-    first.set_ylim(max(bottom, 0.0), min(top, 1.005))
+    first.set_ylabel(measure.label, color=MUTED)
+    first.yaxis.set_major_formatter(measure.tick)
+    if measure.bounded:
+        bottom, top = first.get_ylim()
+        first.set_ylim(max(bottom, 0.0), min(top, 1.005))
 
 
-def _percent(fraction: float, _position: float | None = None) -> str:
-    return f"{100 * fraction:.4g} %"
-
-
-def _draw_rows(shown: Sequence[Panel], splits: Mapping[str, str]) -> Figure:
+def _draw_rows(shown: Sequence[Panel], splits: Mapping[str, str], measure: Measure) -> Figure:
     """A row for each device, with a point and its range for each split."""
     figure = make_figure(8.0, 1.4 + 0.24 * len(shown) * (len(splits) + 1))
-    axes = style_axes(figure.add_subplot(), title="Accuracy of each device", grid="x")
+    axes = style_axes(figure.add_subplot(), title=f"{measure.key.capitalize()} of each device", grid="x")
     step = 0.7 / max(len(splits), 1)
     for i, (split, heading) in enumerate(splits.items()):
         found = [(n, p.spreads[split, 0]) for n, p in enumerate(shown) if (split, 0) in p.spreads]
@@ -184,66 +165,74 @@ def _draw_rows(shown: Sequence[Panel], splits: Mapping[str, str]) -> Figure:
                 "va": "center_baseline",
             }
             axes.annotate(
-                percent_text(spread.median), (spread.high, height), color=MUTED, fontsize=7.5, **beyond
+                measure.text(spread.median), (spread.high, height), color=MUTED, fontsize=7.5, **beyond
             )
     axes.set_yticks(range(len(shown)), [plain(panel.label) for panel in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.tick_params(axis="y", labelcolor=INK)
     axes.margins(x=0.12)
-    axes.set_xlabel("accuracy", color=MUTED)
-    axes.xaxis.set_major_formatter(_percent)
+    axes.set_xlabel(measure.label, color=MUTED)
+    axes.xaxis.set_major_formatter(measure.tick)
     return figure
 
 
-def write_sweep_page(comparison: Comparison, path: Path) -> Path:
-    """Writes the report of a sweep: the plot, a table for each device, and every run."""
+def write_sweep_page(comparison: Comparison, path: Path, curves: Figure | None = None) -> Path:
+    """Writes the report of a sweep: the plot, the learning curves, a table for each device, and every run."""
     splits, runs = headings(comparison), list(comparison.get("runs") or [])
+    measure = measure_of(comparison)
     seeds = ", ".join(str(seed) for seed in comparison.get("seeds") or [])
     facts = [f"compared: {', '.join(splits.values())}"]
     facts += [f"varied: {comparison['key']}"] if comparison.get("key") else []
     facts += [f"seeds {seeds}" if "," in seeds else f"seed {seeds}"]
-    alt = "Accuracy of each device under each split; the tables below have the figures."
+    name = measure.key.capitalize()
+    alt = f"{name} of each device under each split; the tables below have the figures."
+    run_heads = ("Run", "Value", "Seed", name, "Time", "Data sent", "Rounds")
+    run_rows = (_run_row(run, splits, measure) for run in runs)
     body = [
         plot("compare", sweep_figure(comparison), alt),
+        *([] if curves is None else [plot("curves", curves, f"{name} of each device while it learns.")]),
         *_failures(comparison),
-        *_accuracy_cards(comparison, splits),
-        card(
-            f"Runs ({len(runs)})", filled_table(RUN_HEADS, (_run_row(run, splits) for run in runs), tall=True)
-        ),
+        *_measure_cards(comparison, splits, measure),
+        card(f"Runs ({len(runs)})", filled_table(run_heads, run_rows, tall=True)),
     ]
     return write_html(path, str(comparison.get("job", "run")), facts, body, "comparison")
 
 
-def _accuracy_cards(comparison: Comparison, splits: Mapping[str, str]) -> list[str]:
+def _measure_cards(comparison: Comparison, splits: Mapping[str, str], measure: Measure) -> list[str]:
     """A table for each device with a row a value; where only seeds differ, one with a row a device."""
     shown = panels(comparison)
-    key = comparison.get("key")
+    key, name = comparison.get("key"), measure.key.capitalize()
     if key is None:
-        rows = ((escape(panel.label), _spread_cells(panel, splits, 0)) for panel in shown)
-        return [card("Accuracy of each device", filled_table(("Device", *splits.values()), rows))]
+        rows = ((escape(panel.label), _spread_cells(panel, splits, 0, measure)) for panel in shown)
+        return [card(f"{name} of each device", filled_table(("Device", *splits.values()), rows))]
     values = list(comparison.get("values") or [])
     heads = (key_label(str(key)), *splits.values())
     cards = []
     for panel in shown:
-        rows = ((escape(value_text(v)), _spread_cells(panel, splits, i)) for i, v in enumerate(values))
-        cards.append(card(f"Accuracy of {panel.label}", filled_table(heads, rows)))
+        rows = (
+            (escape(value_text(v)), _spread_cells(panel, splits, i, measure)) for i, v in enumerate(values)
+        )
+        cards.append(card(f"{name} of {panel.label}", filled_table(heads, rows)))
     return cards
 
 
-def _spread_cells(panel: Panel, splits: Iterable[str], place: int) -> list[Cell]:
+def _spread_cells(panel: Panel, splits: Iterable[str], place: int, measure: Measure) -> list[Cell]:
     """The figures of a row; below them the size of the network, where sizes differ."""
     return [
-        Cell(_spread_text(panel.spreads.get((split, place))), below=panel.sizes.get((split, place), ""))
+        Cell(
+            _spread_text(panel.spreads.get((split, place)), measure),
+            below=panel.sizes.get((split, place), ""),
+        )
         for split in splits
     ]
 
 
-def _spread_text(spread: Spread | None) -> str:
+def _spread_text(spread: Spread | None, measure: Measure) -> str:
     if spread is None:
         return MISSING
     if spread.num_seeds == 1:
-        return percent_text(spread.median)
-    return f"{percent_text(spread.median)} ({100 * spread.low:.1f}–{100 * spread.high:.1f})"
+        return measure.text(spread.median)
+    return f"{measure.text(spread.median)} ({measure.range(spread.low, spread.high, dash='–')})"
 
 
 def _failures(comparison: Comparison) -> list[str]:
@@ -258,12 +247,14 @@ def _failures(comparison: Comparison) -> list[str]:
     return [card("Runs that failed", table(("Run", "Why"), rows, style="texts"))]
 
 
-def _run_row(run: Mapping[str, Any], splits: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
+def _run_row(
+    run: Mapping[str, Any], splits: Mapping[str, str], measure: Measure
+) -> tuple[str, tuple[str, ...]]:
     rounds = number(run, "rounds")
     cells = (
         MISSING if run.get("value") is None else value_text(run["value"]),
         str(run.get("seed", "?")),
-        percent_text(number(run, "accuracy")),
+        measure.text(number(run, measure.key)),
         seconds_text(number(run, "seconds")),
         bytes_text(number(run, "bytes_sent")),
         MISSING if rounds is None else f"{rounds:.0f}",

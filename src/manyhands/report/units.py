@@ -15,8 +15,6 @@ __all__ = [
     "counted",
     "energy_scale",
     "energy_text",
-    "gain_points",
-    "gain_text",
     "memory_text",
     "percent_text",
     "seconds_scale",
@@ -88,17 +86,6 @@ def count_text(count: float | None) -> str:
 def percent_text(fraction: float | None) -> str:
     """For example ``94.1 %``."""
     return MISSING if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.1f} %"
-
-
-def gain_points(alone: float, together: float) -> float:
-    """How much better, in points: the difference of the two figures as they are printed beside it."""
-    points = round(float(f"{100 * together:.1f}") - float(f"{100 * alone:.1f}"), 1)
-    return points or 0.0  # not -0.0
-
-
-def gain_text(alone: float | None, together: float | None) -> str:
-    """For example ``+3.4``, in points."""
-    return MISSING if alone is None or together is None else f"{gain_points(alone, together):+.1f}"
 
 
 def counted(count: float, thing: str) -> str:
