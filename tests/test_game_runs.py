@@ -148,12 +148,14 @@ def test_auto_gives_the_network_whose_memories_fit_too(tmp_path: Path) -> None:
         ("learn.epochs=2", r"\[play\]"),
         ("fleet.device[weak].share=0.5", "interaction_rate"),
         ("play.replay=0", "^play.replay = 0"),
+        ("split={ form = 'depth', distillation = 0.5 }", "^split.distillation"),
         ("model.name=lenet5", "no such size"),
     ],
 )
 def test_what_cannot_be_is_said(tmp_path: Path, change: str, said: str) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
     with pytest.raises(JobError, match=said) as error:
-        train(job(tmp_path, change), tmp_path / "run")
+        train(load_job(tmp_path / "job.toml", [change]), tmp_path / "run")
     assert "\n" not in str(error.value)
 
 

@@ -178,6 +178,9 @@ def _check_material(job: Job) -> None:
         if table.share is not None:
             expected = "is a part of the data, and this job learns from a game; take interaction_rate"
             raise JobError(f"fleet.device[{index}].share", table.share, expected)
+    if job.split.distillation:
+        expected = "is between the scores of classes, and this job learns from a game"
+        raise JobError("split.distillation", job.split.distillation, expected)
     for key in ("epochs", "examples"):
         if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
             expected = "is read by a job that learns from data; what a phase of play is, [play] says"
