@@ -376,11 +376,12 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for page in ("job.md", "result.md", "compare.md", "models.md", "devices.md", "capacity.md"):
+    for name in ("job", "result", "compare", "models", "devices", "capacity", "reinforcement"):
+        page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):
-            name, _, anchor = target.partition("#")
-            other = DOCS / (name or page)
+            file, _, anchor = target.partition("#")
+            other = DOCS / (file or page)
             assert other.is_file(), f"{page}: {target}"
             if not anchor:
                 continue

@@ -90,6 +90,24 @@ def test_all_with_one_network_have_one_score(tmp_path: Path) -> None:
     assert result["merged_size"] == devices["powerful"]["size"] == "light"
 
 
+def test_a_device_that_plays_more_often_plays_other_games_and_is_drawn_along_its_own_steps(
+    tmp_path: Path,
+) -> None:
+    """Asynchronously the fast one is called several times in what the coordinator counts as one round."""
+    result = train(job(tmp_path, "exchange.mode=asynchronous", "exchange.rounds=4"), tmp_path / "run")
+    fast = by_name(result)["powerful"]
+    assert fast["rounds"] > 4
+    steps = [point["examples"] for point in fast["curve"]]
+    assert steps == sorted(set(steps))
+    assert steps[-1] == fast["examples"] == fast["rounds"] * 120
+    played = [
+        tuple(event["facts"][fact] for fact in ("reward", "episodes", "loss"))
+        for event in events(tmp_path / "run", "computed")
+        if (event["device"], event["work"]) == ("powerful", "train")
+    ]
+    assert len(set(played)) == len(played) == fast["rounds"]
+
+
 def test_nothing_is_learned_before_the_warm_up_is_over(tmp_path: Path) -> None:
     train(job(tmp_path, "play.warm_up=200", split="isolated"), tmp_path / "run")
     losses = {
@@ -126,7 +144,7 @@ def test_a_stopped_run_resumes_to_the_same_bytes_with_all_that_it_remembers(
 
 def test_memory_of_a_device_has_to_hold_what_it_remembers(tmp_path: Path) -> None:
     small = job(tmp_path, "play.replay=1000000", "fleet.device[weak].memory_bytes=100000000")
-    with pytest.raises(JobError, match=r"weak.*takes 3.*MiB.*play\.replay"):
+    with pytest.raises(JobError, match=r"weak.*takes 4.*MiB.*play\.replay"):
         train(small, tmp_path / "run")
 
 
@@ -148,6 +166,10 @@ def test_auto_gives_the_network_whose_memories_fit_too(tmp_path: Path) -> None:
         ("learn.epochs=2", r"\[play\]"),
         ("fleet.device[weak].share=0.5", "interaction_rate"),
         ("play.replay=0", "^play.replay = 0"),
+        ("play.replay={}", "^play.replay"),
+        ("play.replay={ complex = 100, lihgt = 50 }", "no size lihgt; did you mean light"),
+        ("run.evaluate_examples=10", "play.test_episodes"),
+        ("game.name=atari", "such as atari/breakout"),
         ("split={ form = 'depth', distillation = 0.5 }", "^split.distillation"),
         ("model.name=lenet5", "no such size"),
     ],

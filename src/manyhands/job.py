@@ -171,6 +171,10 @@ def _check_material(job: Job) -> None:
             if getattr(job, section) != default[section].default:
                 expected = 'is read by a job that plays a game, and this one has none: write game.name = "…"'
                 raise JobError(section, None, expected)
+        for index, table in enumerate(job.fleet.device):
+            if table.interaction_rate is not None:
+                expected = "says how fast a device plays a game, and this job has none"
+                raise JobError(f"fleet.device[{index}].interaction_rate", table.interaction_rate, expected)
         return
     if job.data != default["data"].default:
         raise JobError("data", None, "this job learns from a game; leave out either [data] or [game]")
@@ -181,6 +185,9 @@ def _check_material(job: Job) -> None:
     if job.split.distillation:
         expected = "is between the scores of classes, and this job learns from a game"
         raise JobError("split.distillation", job.split.distillation, expected)
+    if job.run.evaluate_examples is not None:
+        expected = "is of a test set, and this job plays games; take play.test_episodes"
+        raise JobError("run.evaluate_examples", job.run.evaluate_examples, expected)
     for key in ("epochs", "examples"):
         if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
             expected = "is read by a job that learns from data; what a phase of play is, [play] says"

@@ -25,12 +25,12 @@ from manyhands.learn.workspace import Architecture
 from manyhands.replica import Blocks, Replica
 from manyhands.seeds import numpy_generator
 
-__all__ = ["Lessons", "Material", "Measure", "Phase", "give_lessons", "load_material", "share_out"]
+__all__ = ["Lessons", "Material", "MeasureName", "Phase", "give_lessons", "load_material", "share_out"]
 
 Material = Dataset | Game
 """What a job learns from. Either has a name, the shape of an input, and a class for each output."""
 
-Measure = Literal["accuracy", "score"]
+MeasureName = Literal["accuracy", "score"]
 
 
 class Phase(Protocol):
@@ -73,7 +73,7 @@ class Phase(Protocol):
 class Lessons(Protocol):
     """What the devices of one run learn from."""
 
-    measure: Measure
+    measure: MeasureName
 
     def phase(
         self, device: Device, size: str, architecture: Architecture, layout: Layout, keep_optimizer: bool
@@ -105,7 +105,7 @@ def load_material(job: Job, progress: ReadingProgress | None = None) -> Material
 def give_lessons(job: Job, material: Material, fleet: Fleet) -> Lessons:
     """Prepares what each device of the fleet learns from."""
     if isinstance(material, Game):
-        return _Practice(job, material)
+        return _Arcade(job, material)
     return _Classroom(job, share_out(job, material.train, fleet), material.test)
 
 
@@ -131,7 +131,7 @@ def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]
 class _Classroom:
     """Labelled examples, some to each device; networks are measured on the test set."""
 
-    measure: Measure = "accuracy"
+    measure: MeasureName = "accuracy"
 
     def __init__(self, job: Job, shares: Mapping[str, Examples], test: Examples) -> None:
         self._job, self._shares = job, shares
@@ -165,10 +165,10 @@ class _Classroom:
         return dict(accuracy_of(architecture, weights, self._settled[torch_device], torch_device))
 
 
-class _Practice:
+class _Arcade:
     """A game that every device plays by itself; networks are measured by test episodes."""
 
-    measure: Measure = "score"
+    measure: MeasureName = "score"
 
     def __init__(self, job: Job, game: Game) -> None:
         self._job, self._game = job, game

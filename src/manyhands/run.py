@@ -25,7 +25,7 @@ from manyhands.exchange.coordination import Progress
 from manyhands.fleet import Fleet, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
-from manyhands.lessons import Material, Measure, give_lessons, load_material
+from manyhands.lessons import Material, MeasureName, give_lessons, load_material
 from manyhands.looking import averaged_network, merged_network
 from manyhands.replica import Replica
 from manyhands.report.folder import RunFolder
@@ -260,7 +260,7 @@ def _train_alone(job: Job, material: Material, folder: RunFolder, watch: Watch |
     return own.load_result() or _train(by_itself, material, own, watch)
 
 
-def _set_beside(result: dict[str, Any], alone: Mapping[str, Any], measure: Measure) -> None:
+def _set_beside(result: dict[str, Any], alone: Mapping[str, Any], measure: MeasureName) -> None:
     by_name = {device["name"]: device for device in alone["devices"]}
     for device in result["devices"]:
         device[f"{measure}_alone"] = by_name[device["name"]][measure]

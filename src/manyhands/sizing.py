@@ -12,7 +12,8 @@ from manyhands.blocks import Weights
 from manyhands.errors import JobError, did_you_mean
 from manyhands.fleet import Device, Fleet
 from manyhands.job import Job
-from manyhands.learn.supervised import Architecture
+from manyhands.learn.reinforcement import PlaySection
+from manyhands.learn.workspace import Architecture
 from manyhands.lessons import Lessons, Material
 from manyhands.models import build_in_form, cost_of, sizes_of
 from manyhands.models.families import tiers_of
@@ -112,6 +113,12 @@ def _check_names(job: Job, library: Library) -> None:
         if size is not None and size not in known:
             expected = f"{job.model.name} has no such size{did_you_mean(size, known)}"
             raise JobError(key, size, f"{expected}; choose one of {', '.join(known)}")
+    replay = job.play.replay
+    if isinstance(replay, dict) and replay != PlaySection().replay:  # which is for the sizes of dqn
+        for size in replay:
+            if size not in library.sizes:
+                expected = f"{job.model.name} has no size {size}{did_you_mean(size, library.sizes)}"
+                raise JobError("play.replay", None, f"{expected}; its sizes are {', '.join(library.sizes)}")
     for index, entry in enumerate(job.fleet.device):
         if entry.time_budget_s is not None and (entry.size or job.model.size) != AUTO:
             expected = 'is read where size = "auto" alone, and this device has a size; leave one of them out'

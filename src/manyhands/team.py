@@ -22,7 +22,7 @@ from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbour
 from manyhands.fleet import Device, Fleet
 from manyhands.hand import Message, Work
 from manyhands.job import Job
-from manyhands.lessons import Lessons, Measure, Phase
+from manyhands.lessons import Lessons, MeasureName, Phase
 from manyhands.looking import Looker, merged_network
 from manyhands.replica import Blocks, Replica
 from manyhands.report.units import memory_text
@@ -44,7 +44,7 @@ class Team:
     members: Mapping[str, Member]
     coordinator_host: str | None
     looker: Looker
-    measure: Measure
+    measure: MeasureName
 
     @property
     def hosts(self) -> dict[str, str]:

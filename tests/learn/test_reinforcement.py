@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -15,7 +16,7 @@ from manyhands.blocks import Part, Weights, whole_model
 from manyhands.games import Game, GameSection, load_game
 from manyhands.learn.q_learning import better_estimates, huber
 from manyhands.learn.reinforcement import PlaySection, PracticePhase, score_of
-from manyhands.learn.replay import Batch
+from manyhands.learn.replay import Batch, Replay
 from manyhands.learn.supervised import Architecture, LearnSection
 from manyhands.models import Form, ModelSection, build_in_form, cost_of
 from manyhands.replica import Replica
@@ -99,9 +100,10 @@ def test_a_phase_is_the_same_on_any_thread_beside_any_other(game: Any) -> None:
     made, replica = phase(game())
     replica, _ = rounds(made, replica, 2)
     blocks = {"model": phase(game())[1].weights}
-    expected = [made.work(replica, blocks, number).run() for number in range(4)]
+    replicas = [replace(replica, num_rounds=number) for number in range(4)]
+    expected = [made.work(one, blocks, 0).run() for one in replicas]
     with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        got = list(pool.map(lambda number: made.work(replica, blocks, number).run(), range(4)))
+        got = list(pool.map(lambda one: made.work(one, blocks, 0).run(), replicas))
     for a, b in zip(expected, got, strict=True):
         assert a.facts == b.facts
         assert a.weights.keys() == b.weights.keys() == {"replica", "optimizer", "update/model", "experience"}
@@ -112,7 +114,8 @@ def test_a_phase_is_the_same_on_any_thread_beside_any_other(game: Any) -> None:
 
 def test_every_phase_plays_another_game() -> None:
     made, replica = phase(play={"steps": 1})
-    firsts = [made.work(replica, {}, number).run().weights["experience"]["frames"][0] for number in range(8)]
+    replicas = [replace(replica, num_rounds=number) for number in range(8)]
+    firsts = [made.work(one, {}, 0).run().weights["experience"]["frames"][0] for one in replicas]
     assert any(not torch.equal(first, firsts[0]) for first in firsts)
 
 
@@ -152,7 +155,7 @@ def test_the_learner_chooses_and_the_target_judges() -> None:
     target = Numbers([[9.0, 3.0, 7.0], [4.0, 8.0, 6.0], [1.0, 2.0, 5.0]])
     states = torch.zeros(3, 1, 1, 1)
     rewards, goes_on = torch.tensor([1.0, -1.0, 0.5]), torch.tensor([1.0, 1.0, 0.0])
-    batch = Batch(states, states, torch.tensor([0, 1, 2]), rewards, goes_on)
+    batch = Batch(states, torch.tensor([0, 1, 2]), rewards, goes_on, 1)
     double = better_estimates(learner, target, batch, states, 0.9, double=True)
     plain = better_estimates(learner, target, batch, states, 0.9, double=False)
     assert double.tolist() == pytest.approx([1 + 0.9 * 3, -1 + 0.9 * 4, 0.5])
@@ -235,7 +238,7 @@ def test_memory_is_kept_in_pieces_up_to_its_size() -> None:
 def test_a_slower_device_takes_fewer_steps() -> None:
     made, replica = phase(rate=0.25, play={"warm_up": 15})
     _, outcomes = rounds(made, replica, 2)
-    assert made.num_examples == made.num_used == 10
+    assert made.num_examples == 10
     assert [outcome.facts["examples"] for outcome in outcomes] == [10, 10]
     assert [outcome.facts["num_steps"] for outcome in outcomes] == [0, 2]
     assert outcomes[0].facts["remembered"] == 10
@@ -249,6 +252,50 @@ def test_rewards_are_clipped_for_learning_and_counted_in_full() -> None:
     rewards = outcome.weights["experience"]["rewards"]
     whole = 2 * int((rewards == 1).sum()) - int((rewards == -1).sum())
     assert outcome.facts["reward"] == whole / 4
+
+
+class Lives(Follow):
+    """The same with a life lost after every third step, if lives count; and cut after seven steps."""
+
+    def __init__(self, lives: bool) -> None:
+        super().__init__(lives)
+        self._lives = lives
+
+    def step(self, action: int) -> Any:
+        frame, reward, _, _ = super().step(action)
+        lost, self.over = self._lives and self._steps % 3 == 0, self._steps == 7
+        return frame, reward, lost, self.over and not lost
+
+
+def test_lost_lives_end_episodes_and_games_that_are_cut_go_on_beyond_the_cut() -> None:
+    game = Game("made/lives", (1, 7, 7), 2, ("left", "right"), Lives, episode_limit=7)
+    made, replica = phase(game, play={"steps": 21, "warm_up": 100})
+    seen = made.work(replica, {}, 0).run().weights["experience"]
+    one_game = [
+        0,
+        0,
+        1,
+        0,
+        0,
+        1,
+        0,
+        2,
+    ]  # two lives lost, cut a step later, where nothing is done
+    assert seen["ends"].tolist() == [*one_game * 3, 2]
+    assert len(seen["frames"]) == 25
+    replay = Replay([seen], game.frame, 2, room=1, window=100)
+    assert replay.num_transitions == 21
+    batch = replay.batch(np.arange(7))
+    assert batch.goes_on.tolist() == [1, 1, 0, 1, 1, 0, 1]
+    assert torch.equal(batch.states[3], seen["frames"][[3, 3]].squeeze(1))  # nothing of the life before
+    assert torch.equal(batch.next_states[6], seen["frames"][[6, 7]].squeeze(1))
+
+
+def test_whole_games_are_played_where_lives_do_not_count() -> None:
+    game = Game("made/lives", (1, 7, 7), 2, ("left", "right"), Lives, episode_limit=7)
+    play = game.start(whole=True)
+    play.reset(0)
+    assert [play.step(0)[2] for _ in range(6)] == [False] * 6
 
 
 def test_epsilon_falls_with_the_device_s_own_steps() -> None:

@@ -56,7 +56,7 @@ def phase(**changes: Any) -> LocalPhase:
 def trained(
     local: LocalPhase, number: int = 0, replica: Weights = FIRST, optimizer: Weights | None = None
 ) -> Any:
-    return local.work(Replica(replica, optimizer), {}, number).run()
+    return local.work(Replica(replica, optimizer, num_rounds=number), {}, number).run()
 
 
 def same(a: Any, b: Any) -> bool:
@@ -146,8 +146,8 @@ def test_blocks_are_taken_over_before_training() -> None:
 def test_two_phases_with_kept_memory_are_one_long_phase(optimizer: str) -> None:
     local = phase(layout={}, learn={"optimizer": optimizer, "learning_rate": 0.01})
     first = trained(local)
-    second = local.work(Replica(first.weights["replica"], first.weights["optimizer"], 8), {}, 1).run()
-    forgetful = local.work(Replica(first.weights["replica"], None, 8), {}, 1).run()
+    second = local.work(Replica(first.weights["replica"], first.weights["optimizer"], 8, 1), {}, 1).run()
+    forgetful = local.work(Replica(first.weights["replica"], None, 8, 1), {}, 1).run()
     assert second.facts["num_steps"] == 16
     assert not same(second.weights["replica"], forgetful.weights["replica"])
 

@@ -106,6 +106,7 @@ def test_scores_are_drawn_against_the_steps_of_the_device():
     for result in results:
         for device, steps in zip(result["devices"], (1000, 250), strict=True):
             device["steps_per_round"] = steps
+            device["curve"] = [{**point, "examples": point["round"] * steps} for point in device["curve"]]
     comparison = {**comparison, "runs": [by_score(run) for run in comparison["runs"]], "measure": "score"}
     figure = learning_figure(comparison, results)
     assert "score (reward of a test episode)" in texts(figure)

@@ -59,7 +59,8 @@ def test_a_tally_has_both_keys_and_the_one_that_applies():
         (figures,) = tally.device_figures(fleet, {"a": {}})
         assert (figures[key], figures[other]) == (-3.5, None)
         assert figures["accuracy_alone"] is figures["score_alone"] is None
-        assert tally.curve == figures["curve"] == [{**seen, other: None}]
+        assert tally.curve == [{**seen, other: None, "examples": None}]
+        assert figures["curve"] == [{**seen, other: None, "examples": 0}]
         assert points_of(figures, tally.measure).values == [-3.5]
 
 

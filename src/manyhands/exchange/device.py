@@ -7,6 +7,8 @@ the asynchronous coordinator, because a device only answers.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from manyhands.exchange.member import Member, looks, updated_blocks
 from manyhands.hand import Hand, Message
 from manyhands.replica import Replica
@@ -24,7 +26,7 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
             hand.report("evaluated", observe=member.evaluate(replica, {}), round=number + 1)
         hand.report("round", round=number + 1)
     hand.report("finished", round=replica.num_rounds)
-    return replica
+    return replace(replica, memory=())
 
 
 async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every: int) -> Replica:

@@ -2,8 +2,8 @@
 
 A step repeats its action for four frames of the console; what is seen is the maximum of the last two, because
 some games draw things only in every second one, in grey and averaged down to 84×84. A game begins with up to
-30 frames of doing nothing, so that no two are alike. Where a life begins only when somebody presses fire, the
-play does so: otherwise a player who never learned it would wait forever.
+30 frames of doing nothing, so that no two are alike. Where the second button is fire, it is pressed when a
+life begins: in some games nothing happens before, and a player who never learned it would wait forever.
 
 The averaging is exact (a square of the result is the mean of the area it covers) and needs no image library:
 210 rows become 84 in 42 equal groups and 160 columns in 4, so that it is two small products.
@@ -73,17 +73,18 @@ class _Play:
 
     def reset(self, seed: int | None = None) -> Frame:
         if seed is not None or self._console is None:
-            self._draws = np.random.default_rng(seed or 0)
+            # Not the same draws as those of a player who has the same seed.
+            self._draws = np.random.default_rng([seed or 0, MOST_NO_OPS])
             self._insert(_console(self._name, self._section.sticky, seed or 0))
         self._console.reset_game()
         self._before.fill(0)
         self._steps, self.over = 0, False
         for _ in range(int(self._draws.integers(MOST_NO_OPS + 1))):
             self._console.act(0)
-        if self._fire is not None:
-            self._act(self._fire)
         if self._console.game_over():  # doing nothing can be deadly
             self._console.reset_game()
+        if self._fire is not None:
+            self._act(self._fire)
         self._lives = self._console.lives()
         return self._seen()
 

@@ -50,6 +50,8 @@ def load_game(section: GameSection) -> Game:
         raise JobError("game.name", section.name, expected)
     if not _there(suite):
         raise JobError("game.name", section.name, "needs the extra rl: pip install 'manyhands[rl]'")
+    if not game:
+        raise JobError("game.name", section.name, f"must name a game too, such as {suite_name}/breakout")
     if game not in suite.names():
         known = [f"{suite_name}/{name}" for name in suite.names()]
         hint = did_you_mean(section.name or "", known)

@@ -133,5 +133,10 @@ class QLearner:
 def _on(batch: Batch, torch_device: str) -> Batch:
     if torch_device == "cpu":
         return batch
-    tensors = (batch.states, batch.next_states, batch.actions, batch.rewards, batch.goes_on)
-    return Batch(*(moved(tensor, torch_device) for tensor in tensors))
+    return Batch(
+        moved(batch.frames, torch_device),
+        moved(batch.actions, torch_device),
+        moved(batch.rewards, torch_device),
+        moved(batch.goes_on, torch_device),
+        batch.channels,
+    )

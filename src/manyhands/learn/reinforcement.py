@@ -58,7 +58,7 @@ class PlaySection(Section):
     steps: PositiveInt = 10_000
     train_every: PositiveInt = 4
     warm_up: NonNegativeInt = 50_000
-    replay: PositiveInt | dict[str, PositiveInt] = Field(
+    replay: PositiveInt | Annotated[dict[str, PositiveInt], Field(min_length=1)] = Field(
         default_factory=lambda: {"complex": 1_000_000, "light": 100_000}
     )
     discount: Fraction = 0.99
@@ -129,11 +129,6 @@ class PracticePhase:
         return max(1, round(self.play.steps * self.rate))
 
     @property
-    def num_used(self) -> int:
-        """The same: every step counts."""
-        return self.num_examples
-
-    @property
     def num_remembered(self) -> int:
         """How many pieces of memory it keeps."""
         return math.ceil(self.replay_steps / self.num_examples)
@@ -146,14 +141,15 @@ class PracticePhase:
     @property
     def memory_bytes(self) -> int:
         """What it remembers takes, with the piece that is being filled."""
-        a_step = math.prod(self.game.frame) + 6
+        # An action, a reward and an end, twice since a phase puts them in a row, and two places in that row.
+        a_step = math.prod(self.game.frame) + 2 * 6 + 16
         return (self.num_remembered + 1) * (self.num_examples * a_step + 4 * HEADER_BYTES)
 
     def work(self, replica: Replica, blocks: Blocks, number: int) -> Work:
         """One local phase, after taking over the blocks."""
 
         def train(start: Tensors) -> Trained:
-            return self._train(start, replica, number)
+            return self._train(start, replica)
 
         flops = self._flops(replica.num_rounds * self.num_examples)
         return train_work(train, self.layout, self.send, replica, blocks, flops=flops, number=number)
@@ -169,16 +165,17 @@ class PracticePhase:
         learned = self.play.num_learned(taken, self.num_examples) * self.section.batch_size
         return float(self.num_examples * cost.forward_flops + learned * (cost.train_flops + ahead))
 
-    def _train(self, start: Tensors, replica: Replica, number: int) -> Trained:
+    def _train(self, start: Tensors, replica: Replica) -> Trained:
+        number = replica.num_rounds
         memory_format = layout_in_memory(self.section.memory_format)
         learner = QLearner(self.architecture, self.section, self.torch_device, memory_format, self.game.shape)
         own = derive(self.seed, self.device, number, "dropout")
         learner.load(start, replica.optimizer, replica.num_steps, own)
         replay = self._replay(replica)
-        practice = _Practice(self.game.start(), replay, clip=self.play.clip_rewards)
-        practice.begin(derive(self.seed, self.device, number, "game"))
+        sitting = _Sitting(self.game.start(), replay, clip=self.play.clip_rewards)
+        sitting.begin(derive(self.seed, self.device, number, "game"))
         with only_own_draws():
-            self._practise(practice, replay, learner, replica.num_rounds * self.num_examples, number)
+            self._practise(sitting, replay, learner, number)
         num_learned = learner.num_steps - replica.num_steps
         loss = float(learner.losses) / num_learned if num_learned else math.nan
         facts = {
@@ -186,8 +183,8 @@ class PracticePhase:
             "num_steps": learner.num_steps,
             "loss": loss if math.isfinite(loss) else None,
             "remembered": self.num_remembered,
-            "episodes": len(practice.scores),
-            "reward": sum(practice.scores) / len(practice.scores) if practice.scores else None,
+            "episodes": len(sitting.scores),
+            "reward": sum(sitting.scores) / len(sitting.scores) if sitting.scores else None,
         }
         slots = saved_slots(learner.slots) if self.keep_optimizer else {}
         return Trained(own_copies(learner.state), slots, facts, replay.piece())
@@ -199,25 +196,24 @@ class PracticePhase:
         pieces = replica.memory[-self.num_remembered :]
         return Replay(pieces, self.game.frame, self.game.stack, room=room, window=self.replay_steps)
 
-    def _practise(
-        self, practice: _Practice, replay: Replay, learner: QLearner, taken: int, number: int
-    ) -> None:
-        """Plays, after so many steps of the device's own, and learns on the way."""
+    def _practise(self, sitting: _Sitting, replay: Replay, learner: QLearner, number: int) -> None:
+        """Plays, in a device's phase of this number, and learns on the way."""
         count, play = self.num_examples, self.play
+        taken = number * count
         draws = numpy_generator(self.seed, self.device, number, "exploration")
         at_random = draws.random(count) < play.epsilons(taken, count)
         actions = draws.integers(len(self.game.actions), size=count).tolist()
         batches = numpy_generator(self.seed, self.device, number, "batches")
         for step, (action, drawn) in enumerate(zip(actions, at_random.tolist(), strict=True), start=1):
-            practice.step(action if drawn else learner.best_action(replay.state()))
+            sitting.step(action if drawn else learner.best_action(replay.state()))
             if play.learns_at(taken + step):
                 batch = replay.draw(batches, self.section.batch_size)
                 learner.learn(batch, play.discount, double=play.double)
-        practice.stop()
+        sitting.stop()
 
 
-class _Practice:
-    """A sitting of which everything is remembered.
+class _Sitting:
+    """Games in a row of which everything is remembered.
 
     Attributes:
         scores: The rewards of the games that were played to their end, or to the most steps they may have.

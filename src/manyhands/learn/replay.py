@@ -39,19 +39,29 @@ class Batch:
     """Some transitions; valid until the next batch is drawn.
 
     Attributes:
-        states: [B, S·C, H, W], bytes: the last frames before the action, the newest last. Before the first
-            frame of an episode stands that frame, repeated.
-        next_states: The same after it; where the episode ended, anything.
+        frames: [B, (S+1)·C, H, W], bytes: the last frames before the action, the newest last, and the one
+            after it. Before an episode's first frame stands that frame, repeated; after its end, anything.
         actions: [B].
         rewards: [B].
         goes_on: [B], 0 where the episode ended, else 1.
+        channels: C.
     """
 
-    states: torch.Tensor
-    next_states: torch.Tensor
+    frames: torch.Tensor
     actions: torch.Tensor
     rewards: torch.Tensor
     goes_on: torch.Tensor
+    channels: int
+
+    @property
+    def states(self) -> torch.Tensor:
+        """What was seen before the action, [B, S·C, H, W]."""
+        return self.frames[:, : -self.channels]
+
+    @property
+    def next_states(self) -> torch.Tensor:
+        """What was seen after it."""
+        return self.frames[:, self.channels :]
 
 
 class Replay:
@@ -135,13 +145,12 @@ class Replay:
         piece = np.searchsorted(self._starts, at, side="right") - 1
         start = self._starts[piece]
         frames = self._gathered(piece.tolist(), (at - start).tolist(), (self._first[at] - start).tolist())
-        channels = self._frame[0]
         return Batch(
-            frames[:, :-channels],
-            frames[:, channels:],
+            frames,
             torch.from_numpy(self._actions[at].astype(np.int64)),
             torch.from_numpy(self._rewards[at]),
             torch.from_numpy((self._ends[at] != ENDED).astype(np.float32)),
+            self._frame[0],
         )
 
     def _gathered(self, pieces: list[int], at: list[int], first: list[int]) -> torch.Tensor:

@@ -102,7 +102,7 @@ class LocalPhase:
         """One local phase, after taking over the blocks."""
 
         def train(start: Tensors) -> Trained:
-            return self._train(start, replica, number)
+            return self._train(start, replica)
 
         return train_work(train, self.layout, self.send, replica, blocks, flops=self.flops, number=number)
 
@@ -110,7 +110,7 @@ class LocalPhase:
         """Takes over the blocks without training."""
         return settle_work(self.layout, replica, blocks)
 
-    def _train(self, start: Tensors, replica: Replica, number: int) -> Trained:
+    def _train(self, start: Tensors, replica: Replica) -> Trained:
         kept, num_steps = replica.optimizer, replica.num_steps
         memory_format = layout_in_memory(self.section.memory_format)
         gradients = workspace(self.architecture, self.torch_device, memory_format)
@@ -123,9 +123,9 @@ class LocalPhase:
             restored_slots(self.section, parameters, kept) if kept else first_slots(self.section, parameters)
         )
         losses, seen = torch.zeros((), device=self.torch_device), 0
-        gradients.generator.manual_seed(derive(self.seed, self.device, number, "dropout"))
+        gradients.generator.manual_seed(derive(self.seed, self.device, replica.num_rounds, "dropout"))
         with only_own_draws():
-            for x, y in self._batches(number):
+            for x, y in self._batches(replica.num_rounds):
                 loss = gradients(x, y)
                 step(self.section, parameters, slots, num_steps)
                 losses.add_(loss, alpha=len(x))

@@ -94,11 +94,10 @@ def _lines(
 
 
 def _device_curve(device: Mapping[str, Any], measure: Measure, smooth: int) -> Curve | None:
-    """Against the steps that it has done, where a round is so many; against rounds elsewhere."""
-    curve = points_of(device, measure, along="round")
-    if curve is None:
-        return None
-    return Curve(curve.x * (number(device, "steps_per_round") or 1.0), _smoothed(curve.values, smooth))
+    """Against the steps that it had done in its game; where it plays none, against rounds."""
+    plays = number(device, "steps_per_round") is not None
+    curve = points_of(device, measure, along="examples" if plays else "round")
+    return None if curve is None else Curve(curve.x, _smoothed(curve.values, smooth))
 
 
 def _smoothed(values: Floats, window: int) -> Floats:

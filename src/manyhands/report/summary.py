@@ -103,7 +103,7 @@ class Tally:
             device.rounds = event["round"]
         elif kind == "evaluated":
             device.accuracy, device.score = event.get("accuracy"), event.get("score")
-            device.curve.append(_point(event))
+            device.curve.append(_point(event) | {"examples": device.examples})
         elif kind == "merged":
             self.round = event["round"]
             if MEASURES.keys() & event.keys():
@@ -165,4 +165,4 @@ class Tally:
 
 
 def _point(event: Facts) -> dict[str, Any]:
-    return {key: event.get(key) for key in ("seconds", "round", *MEASURES, "loss")}
+    return {key: event.get(key) for key in ("seconds", "round", *MEASURES, "loss", "examples")}
