@@ -49,7 +49,8 @@ def load_game(section: GameSection) -> Game:
         expected = f"must be minatar/<game> or atari/<game>, such as minatar/breakout{hint}"
         raise JobError("game.name", section.name, expected)
     if not _there(suite):
-        raise JobError("game.name", section.name, "needs the extra rl: make install-rl, or pip install '.[rl]', in the clone")
+        expected = "needs the extra rl: make install-rl, or pip install '.[rl]', in the clone"
+        raise JobError("game.name", section.name, expected)
     if not game:
         raise JobError("game.name", section.name, f"must name a game too, such as {suite_name}/breakout")
     if game not in suite.names():
