@@ -25,8 +25,10 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
         if looks(replica.num_rounds, evaluate_every, num_rounds):
             hand.report("evaluated", observe=member.evaluate(replica, {}), round=number + 1)
         hand.report("round", round=number + 1)
+    replica = replace(replica, memory=())  # nothing is learned from it any more
+    hand.save(replica)
     hand.report("finished", round=replica.num_rounds)
-    return replace(replica, memory=())
+    return replica
 
 
 async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every: int) -> Replica:
