@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint install install-dev format bench clean
+.PHONY: run test lint install install-dev install-rl format bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/manyhands train
@@ -27,6 +27,7 @@ bench: $(VENV)/.installed-dev
 
 install: $(VENV)/.installed
 install-dev: $(VENV)/.installed-dev
+install-rl: $(VENV)/.installed-rl
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -38,7 +39,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,rl]'
+	@touch $@ $(VENV)/.installed $(VENV)/.installed-rl
+
+$(VENV)/.installed-rl: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[rl]'
 	@touch $@ $(VENV)/.installed
 
 clean:

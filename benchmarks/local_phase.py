@@ -1,4 +1,4 @@
-"""What makes a local phase fast: memory layout, torch threads, and how batches reach a GPU, side by side.
+"""What makes a local phase fast: memory layout and torch threads, side by side.
 
 One phase of the product's own code per variant, variants interleaved, seconds a phase as the best of the
 repeats (a shared machine only ever adds time).
@@ -21,9 +21,9 @@ import torch
 
 from manyhands.blocks import Weights, whole_model
 from manyhands.data import Examples
-from manyhands.learn import supervised
 from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase
 from manyhands.models import ModelSection, build, cost_of
+from manyhands.replica import Replica
 
 SHAPE = (3, 32, 32)
 NETWORKS = ("lenet5", "two_conv", "cifar_cnn", "squeezenet", "mobilenet_v2", "vgg16")
@@ -50,7 +50,7 @@ def seconds(phase: LocalPhase, weights: Weights, threads: int, workers: int) -> 
 
     def one(number: int) -> None:
         torch.set_num_threads(threads)
-        phase.work(weights, None, 0, {}, number).run()
+        phase.work(Replica(weights), {}, number).run()
 
     with ThreadPoolExecutor(workers) as pool:
         list(pool.map(one, range(workers)))  # builds each thread's network
@@ -79,24 +79,6 @@ def compare(options: argparse.Namespace) -> None:
                 f"{name:14}{layout:16}" + "".join(f"{best[layout, p]:>14.3f} s" for p in range(len(plans))),
                 flush=True,
             )
-    if options.torch_device != "cpu":
-        compare_transfers(options)
-
-
-def compare_transfers(options: argparse.Namespace) -> None:
-    """Pinned against pageable memory for an epoch's examples."""
-    print(f"\n{'network':14}{'pageable':>12}{'pinned':>12}")
-    plain = supervised._moved
-    for name in options.networks.split(","):
-        phase, weights = make_phase(name, "contiguous", options.batch, options.examples, options.torch_device)
-        best = {}
-        for _ in range(options.repeats):
-            for way in ("pageable", "pinned"):
-                supervised._moved = plain if way == "pinned" else (lambda t, device: t.to(device))
-                took = seconds(phase, weights, 1, 1)
-                best[way] = min(took, best.get(way, took))
-        supervised._moved = plain
-        print(f"{name:14}{best['pageable']:>10.3f} s{best['pinned']:>10.3f} s", flush=True)
 
 
 def main() -> None:

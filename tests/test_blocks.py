@@ -74,3 +74,11 @@ def test_absent_weights_know_their_size_and_nothing_else() -> None:
     assert absent["w"] is real["w"]
     with pytest.raises(ValueError, match="not absent"):
         absent.fill(real)
+
+
+def test_absent_weights_become_lasting_when_such_come_back() -> None:
+    for lasting in (True, False):
+        absent = Weights.absent(10)
+        assert not absent.lasting
+        absent.fill(Weights({"w": torch.zeros(1)}, lasting=lasting))
+        assert absent.lasting is lasting

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,64 @@ def test_what_cannot_work_is_refused_and_leaves_no_folder(
         train(job, tmp_path / "run")
     assert all(part in str(error.value) for part in parts), error.value
     assert not (tmp_path / "run").exists()
+
+
+CRASH = [{"kind": "crash", "device": "weak", "at_s": 0.003}]
+
+
+@pytest.mark.parametrize("mode", ["synchronous", "asynchronous", "neighbours"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_device_that_is_lost_leaves_no_network_and_the_others_come_to_their_end(
+    capacity_job: Callable[..., Job], tmp_path: Path, form: str, mode: str
+) -> None:
+    third = {**STRONG, "name": "third", "share": 0.4}
+    devices = (WEAK, {**STRONG, "share": 0.3}, third)
+    exchange = {"rounds": 4, "mode": mode, **({} if mode == "neighbours" else {"coordinator": "third"})}
+    result = train(
+        capacity_job(form, *devices, exchange=exchange, run={"save_models": True}, fault=CRASH), tmp_path
+    )
+    assert result["complete"]
+    assert by_name(result)["weak"]["lost_at_seconds"] is not None
+    names = {path.stem for path in (tmp_path / "models").iterdir()}
+    assert {"strong", "third"} <= names
+    assert "weak" not in names
+
+
+@pytest.mark.parametrize("form", ["stem", "depth"])
+def test_neighbours_resume_to_the_same_bytes(
+    capacity_job: Callable[..., Job], tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = capacity_job(
+        form, exchange={"rounds": 4, "mode": "neighbours"}, run={"checkpoint_every_s": 1e-9, "workers": 1}
+    )
+    whole = train(job, tmp_path / "whole")
+    emit, count = simulate.Simulation.emit, 0
+
+    def stop_in_the_middle(*args: Any, **options: Any) -> None:
+        nonlocal count
+        count += 1
+        if count == 30:
+            raise RunError("stopped")
+        emit(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulate.Simulation, "emit", stop_in_the_middle)
+        with pytest.raises(RunError, match="stopped"):
+            train(job, tmp_path / "cut")
+    assert list((tmp_path / "cut" / "checkpoint").glob("*.safetensors"))
+    assert figures(resume(tmp_path / "cut")) == figures(whole)
+    assert trace(tmp_path / "cut") == trace(tmp_path / "whole")
+
+
+def test_in_nested_widths_a_device_keeps_nothing_that_is_wholly_shared(
+    capacity_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    twins = ({**WEAK, "count": 2, "share": 0.15}, {**STRONG, "count": 2, "share": 0.35})
+    train(capacity_job("width", *twins), tmp_path)
+    kept = [
+        event["bytes"]["replica"]
+        for event in map(json.loads, (tmp_path / "trace.jsonl").read_text().splitlines())
+        if event["event"] == "computed" and event["work"] == "train"
+    ]
+    assert kept
+    assert not any(kept)

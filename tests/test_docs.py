@@ -215,10 +215,11 @@ def test_every_example_is_a_job(path: Path) -> None:
 
 
 NEED_CIFAR10 = ("cifar10", "capacity-cifar10")
+PLAY = ("atari-breakout", "minatar-breakout")
 
 
 @pytest.mark.parametrize(
-    "name", sorted(path.stem for path in EXAMPLES.glob("*.toml") if path.stem not in NEED_CIFAR10)
+    "name", sorted(path.stem for path in EXAMPLES.glob("*.toml") if path.stem not in NEED_CIFAR10 + PLAY)
 )
 def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)  # own-model.toml imports from there
@@ -230,6 +231,21 @@ def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.Monke
     assert 0 <= result["accuracy"] <= 1
     if name == "capacity-cascade":
         assert [device["size"] for device in result["devices"]][:1] == ["small"]  # it lacks memory, not time
+
+
+@pytest.mark.parametrize("name", PLAY)
+def test_the_examples_with_a_game_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("ale_py" if name.startswith("atari") else "minatar", reason="needs the extra rl")
+    changes = [
+        "exchange.rounds=2",
+        "play.steps=30",
+        "play.warm_up=20",
+        "play.replay=100",
+        "game.episode_limit=40",
+    ]
+    result = train(load_job(EXAMPLES / f"{name}.toml", [*QUIET, *changes]), tmp_path)
+    assert result["rounds"] == 2
+    assert all(device["score"] >= 0 for device in result["devices"])
 
 
 @pytest.mark.slow
@@ -360,11 +376,12 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for page in ("job.md", "result.md", "compare.md", "models.md", "devices.md", "capacity.md"):
+    for name in ("job", "result", "compare", "models", "devices", "capacity", "reinforcement"):
+        page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):
-            name, _, anchor = target.partition("#")
-            other = DOCS / (name or page)
+            file, _, anchor = target.partition("#")
+            other = DOCS / (file or page)
             assert other.is_file(), f"{page}: {target}"
             if not anchor:
                 continue

@@ -82,7 +82,10 @@ def test_the_command_line_can_change_any_key(
     [
         ("learn.batchsize=4", ["learn.batchsize = 4", "did you mean batch_size?"]),
         ("learn.batch_size=0", ["learn.batch_size = 0", "greater than 0"]),
-        ("learn.optimizer=sgdd", ['learn.optimizer = "sgdd"', "'sgd', 'adam' or 'rmsprop'"]),
+        (
+            "learn.optimizer=sgdd",
+            ['learn.optimizer = "sgdd"', "did you mean sgd?", "choose one of sgd, adam, rmsprop"],
+        ),
         ("split.by=colour", ['split.by = "colour"', "isolated, homogeneous"]),
         ("exchange.fraction=1.5", ["exchange.fraction = 1.5", "less than or equal to 1"]),
         ("exchange.merge.trim=0.5", ["exchange.merge.trim = 0.5", "less than 0.5"]),

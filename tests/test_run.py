@@ -327,7 +327,7 @@ def test_a_network_too_large_for_a_device_is_refused_with_both_figures(
     small_job: Callable[..., Job], tmp_path: Path
 ) -> None:
     devices = [{"kind": "raspberry-pi-3b", "name": "tiny", "memory_bytes": 2**20}]
-    with pytest.raises(JobError, match=r"takes \d+ MiB and tiny .* has 1 MiB"):
+    with pytest.raises(JobError, match=r"takes 2\.96 MiB and tiny .* has 1\.00 MiB"):
         train(small_job(fleet={"device": devices}, learn={"batch_size": 512}), tmp_path)
 
 

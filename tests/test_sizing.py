@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from manyhands.data import Dataset, load
 from manyhands.errors import JobError
 from manyhands.fleet import make_fleet
 from manyhands.job import Job
+from manyhands.lessons import give_lessons, share_out
 from manyhands.sizing import Library, Sizing, choose_sizes
 
 GIB = 2**30
@@ -32,8 +34,8 @@ def library_of(job: Job) -> Library:
 
 
 def settle(job: Job) -> Sizing:
-    num_examples = len(digits(job).train)
-    return choose_sizes(job, make_fleet(job.fleet, seed=job.seed), library_of(job), num_examples)
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    return choose_sizes(job, fleet, library_of(job), give_lessons(job, digits(job), fleet))
 
 
 def sizes(job: Job) -> dict[str, str | None]:
@@ -59,7 +61,11 @@ def sized_job(small_job: Callable[..., Job]) -> Callable[..., Job]:
 def needs(job: Job) -> dict[str, int]:
     """Size -> bytes that training takes."""
     library = library_of(job)
-    return {size: library.memory_bytes(size) for size in library.sizes}
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    lessons, any_device = give_lessons(job, digits(job), fleet), fleet.devices[0]
+    return {
+        size: lessons.memory_bytes(any_device, size, library(size).architecture) for size in library.sizes
+    }
 
 
 def test_memory_decides_to_the_byte(sized_job: Callable[..., Job]) -> None:
@@ -154,18 +160,33 @@ def test_one_device_alone_may_ask_for_auto(sized_job: Callable[..., Job]) -> Non
 def test_a_size_that_nobody_can_hold_is_named_with_what_it_takes(sized_job: Callable[..., Job]) -> None:
     need = needs(sized_job(device("a")))
     job = sized_job(device("a", memory_bytes=need["small"]), device("b", memory_bytes=need["medium"]))
-    with pytest.raises(
-        JobError, match=r'model\.sizes = "full": nobody can hold it: it takes .* of memory'
-    ) as e:
+    with pytest.raises(JobError, match=r"model\.sizes: nobody can hold full: full takes .* of memory") as e:
         settle(job)
     assert "and b has" in str(e.value)  # the strongest, who comes nearest
-    assert str(e.value).endswith("leave it out of model.sizes")
+    assert str(e.value).endswith("write sizes = { small = 0.25, medium = 0.5 }")
+
+
+def test_several_sizes_that_nobody_can_hold_are_all_named(sized_job: Callable[..., Job]) -> None:
+    need = needs(sized_job(device("a")))
+    with pytest.raises(JobError, match=r"nobody can hold medium, full: medium takes") as e:
+        settle(sized_job(device("a", memory_bytes=need["small"])))
+    assert str(e.value).endswith("write sizes = { small = 0.25 }")
+    drawn = sized_job(device("a", memory_bytes=need["small"]), model={"sizes": None})
+    with pytest.raises(JobError, match="nobody can hold small, full"):
+        settle(drawn)
+
+
+def test_a_budget_where_nothing_is_chosen_is_refused(sized_job: Callable[..., Job]) -> None:
+    with pytest.raises(
+        JobError, match=r'fleet\.device\[0\]\.time_budget_s = 1.0: is read where size = "auto"'
+    ):
+        settle(sized_job(device("a", size="full", time_budget_s=1.0)))
 
 
 def test_a_size_that_a_device_is_told_to_hold_is_not_offered_in_vain(sized_job: Callable[..., Job]) -> None:
-    """A budget is for networks that are chosen; who is told to hold one holds it."""
+    """Budgets are for networks that are chosen; who is told to hold one holds it."""
     job = sized_job(
-        device("told", size="full", flops=1e6, time_budget_s=1e-3),
+        device("told", size="full", flops=1e6),
         device("poor", memory_bytes=needs(sized_job(device("a")))["medium"]),
     )
     assert sizes(job) == {"told": "full", "poor": "medium"}
@@ -206,7 +227,8 @@ def test_auto_works_under_the_other_splits_too(sized_job: Callable[..., Job], by
 def test_a_reason_is_given_for_the_size_that_was_chosen_and_no_other(sized_job: Callable[..., Job]) -> None:
     sizing = settle(sized_job(device("a")))
     assert sizing.reason("a", "full") == "the largest there is"
-    assert sizing.reason("a", "small") is None  # as homogeneous would give it
+    assert sizing.reason("a", "small") == "the smallest that any device has, which all train"
+    assert settle(sized_job(device("a", size="full"))).reason("a", "full") is None
 
 
 def test_a_library_builds_each_network_once_and_copies_are_its_own(sized_job: Callable[..., Job]) -> None:
@@ -245,3 +267,30 @@ def test_buffers_are_what_is_counted_and_not_trained(sized_job: Callable[..., Jo
     kinds = {"running_mean", "running_var", "num_batches_tracked"}
     assert {name.rsplit(".", 1)[1] for name in network.buffers} == kinds
     assert network.buffers < set(network.first)
+
+
+def test_time_is_judged_by_the_examples_that_a_device_really_has(sized_job: Callable[..., Job]) -> None:
+    """Where classes are dealt out, a device may hold more than its share of the data."""
+    devices = [device("a", share=0.1), device("b", share=0.1), device("c", share=0.8)]
+    job = sized_job(*devices, data={"shares": "by_class"})
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    count = len(share_out(job, digits(job).train, fleet)["a"])
+    assert count > 2 * 0.1 * 0.8 * len(digits(job).train)
+    flops = count * library_of(job)("full").architecture.cost.train_flops
+    devices[0] |= {"flops": 1e9, "time_budget_s": 0.9 * flops / 1e9}
+    assert sizes(sized_job(*devices, data={"shares": "by_class"}))["a"] != "full"
+
+
+def test_sizes_that_do_not_ascend_are_refused(
+    sized_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "descending.py").write_text(
+        "from torch import nn\n"
+        "def net(size):\n"
+        "    hidden = {'big': 9, 'little': 3}[size]\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, hidden), nn.Linear(hidden, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    model = {"name": "descending:net", "sizes": ["big", "little"]}
+    with pytest.raises(JobError, match=r"the smallest comes first, and big has 685 parameters, little 235"):
+        settle(sized_job(device("a"), model=model, split={"by": "homogeneous"}))

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from manyhands import parallel
 from manyhands.errors import JobError, RunError
 from manyhands.job import Job
-from manyhands.sweeps import Cell, Vary, comparison, sweep
+from manyhands.sweeps import Cell, Vary, comparison, prepare, sweep
 from manyhands.variation import plan
 
 Make = Callable[..., Job]
@@ -288,6 +289,22 @@ def test_the_figures_are_those_of_the_runs(make: Make, tmp_path: Path) -> None:
         assert entry["bytes_sent"] == sum(device["bytes_sent"] for device in result["devices"])
         assert [d["share"] for d in entry["devices"]] == [d["share"] for d in result["devices"]]
         assert entry["devices"][0]["share"] == entry["value"]
+    assert figures["measure"] == "accuracy"
+
+
+def test_figures_say_what_networks_are_judged_by(make: Make, tmp_path: Path) -> None:
+    (cell,) = sweep(make(), ["isolated"], tmp_path, None, [1])
+    assert cell.result is not None
+    devices = [device | {"accuracy": None, "score": -3.5} for device in cell.result["devices"]]
+    judged = cell.result | {"measure": "score", "accuracy": None, "score": 12.0, "devices": devices}
+    figures = comparison(make(), [replace(cell, result=judged)], tmp_path)
+    assert figures["measure"] == "score"
+    (run,) = figures["runs"]
+    assert (run["accuracy"], run["score"]) == (None, 12.0)
+    assert [(device["accuracy"], device["score"]) for device in run["devices"]] == [(None, -3.5)] * 3
+    old = {key: value for key, value in cell.result.items() if key not in ("measure", "score")}
+    figures = comparison(make(), [replace(cell, result=old)], tmp_path)
+    assert (figures["measure"], figures["runs"][0]["score"]) == ("accuracy", None)
 
 
 def test_a_check_finds_what_only_the_data_shows(make: Make, tmp_path: Path) -> None:
@@ -299,3 +316,12 @@ def test_a_check_finds_what_only_the_data_shows(make: Make, tmp_path: Path) -> N
             Vary("fault", ([], [{"kind": "crash", "device": "q", "at_s": 1}])),
         )
     assert not (tmp_path / "x").exists()
+
+
+def test_a_plain_comparison_with_a_mistake_leaves_the_folder_as_it_was(make: Make, tmp_path: Path) -> None:
+    wrong = make(model={"name": "lenet5", "sizes": 3})
+    with pytest.raises(JobError, match="cut to 2 depths"):
+        prepare(wrong, ["stem", "depth"], tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(JobError, match=r"--out = .* cannot be written to"):
+        prepare(make(), ["isolated"], Path("/proc/nope"))

@@ -11,6 +11,7 @@ thousand devices that share one network live in one process.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -42,12 +43,15 @@ class Weights(Mapping[str, torch.Tensor]):
 
     Attributes:
         nbytes: What it takes to send or store them: their data, and a header entry for each.
+        lasting: Whether they will be held for long, such as a piece of a replay memory. Checkpoints store
+            what is lasting once and refer to it from then on; what is soon replaced is stored each time.
     """
 
-    __slots__ = ("__weakref__", "_tensors", "nbytes")
+    __slots__ = ("__weakref__", "_tensors", "lasting", "nbytes")
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], *, lasting: bool = False) -> None:
         self._tensors: dict[str, torch.Tensor] | None = dict(tensors)
+        self.lasting = lasting
         self.nbytes: int = sum(t.numel() * t.element_size() + HEADER_BYTES for t in tensors.values())
 
     @classmethod
@@ -62,11 +66,11 @@ class Weights(Mapping[str, torch.Tensor]):
         """Whether the tensors are still missing."""
         return self._tensors is None
 
-    def fill(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Brings an absent `Weights` back."""
+    def fill(self, stored: Weights) -> None:
+        """Brings an absent `Weights` back as it was stored, lasting if it was so."""
         if self._tensors is not None:
             raise ValueError("these weights are not absent")
-        self._tensors = dict(tensors)
+        self._tensors, self.lasting = dict(stored), stored.lasting
 
     def _present(self) -> dict[str, torch.Tensor]:
         if self._tensors is None:
@@ -140,18 +144,31 @@ def absorb(
     """A new state in which the given blocks stand in the place of the old ones.
 
     The old state is left as it is. Whole tensors are taken over by reference; only a tensor of which
-    a block holds a slice is copied.
+    a block holds a slice is copied. A tensor that `private_names` leaves out need not be in the old state.
     """
     new = dict(state)
+    copied = set()
     for block, tensors in blocks.items():
         for name, part in layout[block].items():
             if part.index is None:
                 new[part.tensor] = tensors[name]
-            else:
-                if new[part.tensor] is state[part.tensor]:
-                    new[part.tensor] = state[part.tensor].clone()
-                part.view(new).copy_(tensors[name])
+                continue
+            if part.tensor not in copied:
+                new[part.tensor] = _to_fill(state, layout, part.tensor, tensors[name])
+                copied.add(part.tensor)
+            part.view(new).copy_(tensors[name])
     return new
+
+
+def _to_fill(
+    state: Mapping[str, torch.Tensor], layout: Layout, name: str, like: torch.Tensor
+) -> torch.Tensor:
+    """A tensor for slices to go into: a copy of the old one, or a new one that the slices will fill."""
+    if name in state:
+        return state[name].clone()
+    slices = [part.index for parts in layout.values() for part in parts.values() if part.tensor == name]
+    shape = [max(index[axis].stop for index in slices if index) for axis in range(like.dim())]
+    return like.new_empty(shape)
 
 
 def covers(layout: Layout, state: Mapping[str, torch.Tensor]) -> bool:
@@ -161,6 +178,9 @@ def covers(layout: Layout, state: Mapping[str, torch.Tensor]) -> bool:
 
 
 def private_names(state: Mapping[str, torch.Tensor], layout: Layout) -> list[str]:
-    """The tensors of a state that no block holds wholly: what a device keeps to itself."""
-    shared = {part.tensor for parts in layout.values() for part in parts.values() if part.index is None}
-    return [name for name in state if name not in shared]
+    """The tensors of a state of which not all is in blocks: what a device keeps to itself."""
+    shared: Counter[str] = Counter()
+    for parts in layout.values():
+        for part in parts.values():
+            shared[part.tensor] += part.view(state).numel()
+    return [name for name, tensor in state.items() if shared[name] < tensor.numel()]

@@ -39,9 +39,10 @@ from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
 from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
 from manyhands.fleet import CATALOG
+from manyhands.job import load_job
 from manyhands.models import FAMILIES, cost_of
 from manyhands.report.folder import RunFolder
-from manyhands.report.units import bytes_text, count_text, memory_text, seconds_text
+from manyhands.report.units import bytes_text, count_text, counted, memory_text, seconds_text
 from manyhands.run import resume as run_resume
 from manyhands.run import train as run_train
 
@@ -70,7 +71,7 @@ def train(
     wanted = read_job(job, changes, seed)
     folder = new_folder(out, wanted.name)
     console = make_console(quiet or as_json)
-    with watching(console) as table, stoppable(f"'manyhands resume {folder}'"):
+    with watching(console, alone=wanted.run.alone) as table, stoppable(f"'manyhands resume {folder}'"):
         result = run_train(wanted, folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
@@ -88,7 +89,8 @@ def resume(
     console = make_console(quiet or as_json)
     if RunFolder(folder).load_result() is not None:
         console.print(f"{escape(str(folder))} is finished; this is its result.")
-    with watching(console) as table, stoppable(f"'manyhands resume {folder}'"):
+    alone = RunFolder(folder).is_run and load_job(RunFolder(folder).job).run.alone
+    with watching(console, alone=alone) as table, stoppable(f"'manyhands resume {folder}'"):
         result = run_resume(folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
@@ -106,8 +108,9 @@ def show(
     if result is None:
         raise JobError("RUN", str(folder), f"is not finished; go on with it by 'manyhands resume {folder}'")
     _show_result(make_console(as_json), result, folder, as_json=as_json)
-    if browser and not as_json:
-        webbrowser.open((folder / "report.html").resolve().as_uri())
+    page = RunFolder(folder).page
+    if browser and not as_json and page.is_file():
+        webbrowser.open(page.resolve().as_uri())
 
 
 @app.command()
@@ -120,7 +123,7 @@ def devices(
         typer.echo(json.dumps([vars(kind) | {"sources": dict(kind.sources)} for kind in CATALOG.values()]))
         return
     console = make_console(False)
-    table = Table(box=None, padding=(0, 1))
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for name in ("kind", "training", "memory", "link", "latency", "power"):
         table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
     for kind in CATALOG.values():
@@ -223,14 +226,17 @@ def _show_result(console: Console, result: dict[str, Any], folder: Path, *, as_j
         _check_complete(result)
         return
     console.print(result_table(result))
-    took = seconds_text(result["wall_seconds"])
-    console.print(f"\ntook    {took} here\nreport  {escape(str(folder / 'report.html'))}", soft_wrap=True)
+    took, page = seconds_text(result["wall_seconds"]), RunFolder(folder).page
+    where = f"report  {escape(str(page))}" if page.is_file() else f"run     {escape(str(folder))}"
+    console.print(f"\ntook    {took} here\n{where}", soft_wrap=True)
     _check_complete(result)
 
 
 def _check_complete(result: dict[str, Any]) -> None:
     if not result["complete"]:
-        raise RunError(f"the run broke off after {result['rounds']} rounds: nobody was left to go on with it")
+        raise RunError(
+            f"the run broke off after {counted(result['rounds'], 'round')}: nobody was left to go on with it"
+        )
 
 
 def _version(wanted: bool) -> None:

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from manyhands.display import LiveTable
 from manyhands.errors import JobError, Stopped
 from manyhands.job import Job, load_job, quick_start
+from manyhands.progress import LinesNowAndThen, LiveTable
 from manyhands.report.folder import RunFolder
 
 __all__ = [
@@ -31,9 +31,9 @@ __all__ = [
     "watching",
 ]
 
-JobArgument = Annotated[Path | None, typer.Argument(metavar="[JOB]", help="The job file (TOML).")]
+JobArgument = Annotated[Path | None, typer.Argument(metavar="JOB", help="The job file (TOML).")]
 OutOption = Annotated[
-    Path | None, typer.Option("--out", metavar="DIR", help="Where the run goes [runs/NAME].")
+    Path | None, typer.Option("--out", metavar="DIR", help="Where the run goes; without it, runs/NAME.")
 ]
 SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Takes the place of the job's seed.")]
 SetOption = Annotated[
@@ -59,12 +59,7 @@ def new_folder(out: Path | None, name: str) -> Path:
     """A folder that holds no run yet: the one asked for, or the next free one under runs/."""
     if out is not None:
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
-            hint = (
-                f"'manyhands resume {out}' goes on with it"
-                if RunFolder(out).is_run
-                else "take another folder"
-            )
-            raise JobError("--out", str(out), f"is not empty; {hint}")
+            raise JobError("--out", str(out), _what_it_holds(out))
         return out
     folder, number = Path("runs") / name, 1
     while folder.exists():
@@ -73,14 +68,29 @@ def new_folder(out: Path | None, name: str) -> Path:
     return folder
 
 
+def _what_it_holds(out: Path) -> str:
+    run = RunFolder(out)
+    if run.result.is_file():
+        return f"holds a finished run; 'manyhands show {out}' shows it"
+    hint = f"'manyhands resume {out}' goes on with it" if run.is_run else "take another folder"
+    return f"is not empty; {hint}"
+
+
 def make_console(quiet: bool) -> Console:
     """Where a command says what it has to say."""
     return Console(quiet=quiet, highlight=False)
 
 
-def watching(console: Console) -> Any:
-    """The live table on a terminal; nothing where nobody looks."""
-    return LiveTable(console) if console.is_terminal and not console.quiet else nullcontext()
+def watching(console: Console, *, alone: bool = False) -> Any:
+    """The live table on a terminal, now and then a line elsewhere; nothing where nobody looks.
+
+    With `alone`, each device is trained by itself before the run that was asked for.
+    """
+    if console.quiet:
+        return nullcontext()
+    if console.is_terminal:
+        return LiveTable(console, alone=alone)
+    return LinesNowAndThen(Console(stderr=True, highlight=False), alone=alone)
 
 
 @contextmanager

@@ -14,6 +14,8 @@ An error says in one line what is wrong, where, and what would be right.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from difflib import get_close_matches
 from typing import Any
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "RunError",
     "Stopped",
     "UpdateRefused",
+    "did_you_mean",
 ]
 
 
@@ -70,6 +73,13 @@ class MessageDamaged(RunError):
 
 class ReplayDiverged(RunError):
     """A resumed run does not repeat the events its trace recorded."""
+
+
+def did_you_mean(said: str, known: Iterable[str]) -> str:
+    """A hint for the middle of a sentence, if something of that sort is known; else nothing."""
+    by_folded = {name.casefold(): name for name in known}
+    close = get_close_matches(said.casefold(), by_folded, n=1)
+    return f"; did you mean {by_folded[close[0]]}?" if close else ""
 
 
 def _shown(value: Any) -> str:

@@ -6,7 +6,6 @@ with a file is turned into one line that names the key, the value and what would
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
@@ -22,9 +21,11 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from manyhands.data import DataSection
 from manyhands.engine.faults import Fault
-from manyhands.errors import JobError
+from manyhands.errors import JobError, did_you_mean
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.fleet import FleetSection
+from manyhands.games import GameSection
+from manyhands.learn.reinforcement import PlaySection
 from manyhands.learn.supervised import LearnSection
 from manyhands.models import FormName, ModelSection
 from manyhands.settings import Section
@@ -52,6 +53,8 @@ class Job(Section):
     name: str = Field(default="job", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     seed: NonNegativeInt = 0
     data: DataSection = DataSection()
+    game: GameSection = GameSection()
+    play: PlaySection = PlaySection()
     model: ModelSection
     learn: LearnSection = LearnSection()
     split: SplitSection = SplitSection()
@@ -146,12 +149,49 @@ def _checked(said: dict[str, Any]) -> Job:
         job = Job.model_validate(said)
     except ValidationError as error:
         raise _explained(error) from None
+    _check_material(job)
+    if job.split.by in get_args(FormName):
+        expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
+        raise JobError("split.by", job.split.by, expected)
     if job.split.by not in SPLITS:
-        raise JobError("split.by", job.split.by, f"there is no such split; choose one of {', '.join(SPLITS)}")
+        hint = did_you_mean(job.split.by, SPLITS)
+        expected = f"there is no such split{hint}; choose one of {', '.join(SPLITS)}"
+        raise JobError("split.by", job.split.by, expected)
     if job.data.path is not None:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
     return job
+
+
+def _check_material(job: Job) -> None:
+    """A job learns from data or from a game, and what it says of the other would be said in vain."""
+    default = Job.model_fields
+    if job.game.name is None:
+        for section in ("game", "play"):
+            if getattr(job, section) != default[section].default:
+                expected = 'is read by a job that plays a game, and this one has none: write game.name = "…"'
+                raise JobError(section, None, expected)
+        for index, table in enumerate(job.fleet.device):
+            if table.interaction_rate is not None:
+                expected = "says how fast a device plays a game, and this job has none"
+                raise JobError(f"fleet.device[{index}].interaction_rate", table.interaction_rate, expected)
+        return
+    if job.data != default["data"].default:
+        raise JobError("data", None, "this job learns from a game; leave out either [data] or [game]")
+    for index, table in enumerate(job.fleet.device):
+        if table.share is not None:
+            expected = "is a part of the data, and this job learns from a game; take interaction_rate"
+            raise JobError(f"fleet.device[{index}].share", table.share, expected)
+    if job.split.distillation:
+        expected = "is between the scores of classes, and this job learns from a game"
+        raise JobError("split.distillation", job.split.distillation, expected)
+    if job.run.evaluate_examples is not None:
+        expected = "is of a test set, and this job plays games; take play.test_episodes"
+        raise JobError("run.evaluate_examples", job.run.evaluate_examples, expected)
+    for key in ("epochs", "examples"):
+        if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
+            expected = "is read by a job that learns from data; what a phase of play is, [play] says"
+            raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
 
 
 def _apply(said: dict[str, Any], change: str) -> None:
@@ -212,8 +252,9 @@ def place_of(name: str, tables: Sequence[Mapping[str, Any]]) -> int:
 def _explained(error: ValidationError) -> JobError:
     """The first thing pydantic found wrong, in the user's words."""
     first = error.errors()[0]
-    # A fault's kind stands in the middle of its location because it chose the table's type.
-    where = [step for step in first["loc"] if not (isinstance(step, str) and step in _FAULT_KINDS)]
+    # Not of the user's making: a fault's kind, which chose its table's type, and the type that a value was
+    # tried as where it may be of several.
+    where = [step for step in first["loc"] if not (isinstance(step, str) and _is_type(step))]
     key = re.sub(
         r"\.\[", "[", ".".join(f"[{step}]" if isinstance(step, int) else str(step) for step in where)
     )
@@ -223,8 +264,7 @@ def _explained(error: ValidationError) -> JobError:
         return JobError(key, None, "is missing")
     if first["type"] == "extra_forbidden":
         keys = _keys_beside(tuple(first["loc"]))
-        close = difflib.get_close_matches(str(where[-1]), keys, 1)
-        hint = f"; did you mean {close[0]}?" if close else ""
+        hint = did_you_mean(str(where[-1]), keys)
         return JobError(key, value, f"there is no such key{hint} (there are {', '.join(keys)})")
     if first["type"] == "union_tag_not_found":
         return JobError(f"{key}.kind", None, f"is missing; choose one of {', '.join(_FAULT_KINDS)}")
@@ -235,11 +275,24 @@ def _explained(error: ValidationError) -> JobError:
         message = f"must have at least {first['ctx']['min_length']} entries"
     elif first["type"] in ("model_type", "model_attributes_type", "dict_type"):
         message = "must be a table"
+    elif first["type"] in ("tuple_type", "list_type"):
+        message = "must be a list"
+    elif first["type"] in ("int_parsing", "int_type", "int_from_float"):
+        message = "must be an integer"
+    elif first["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        message = (
+            f"there is no such choice{did_you_mean(str(value), known)}; choose one of {', '.join(known)}"
+        )
     elif first["type"] == "string_pattern_mismatch":
         message = "may have letters, digits, '.', '_' and '-', and begins with a letter or a digit"
     if isinstance(value, dict):
         value = None
     return JobError(key or "job", value, message[0].lower() + message[1:])
+
+
+def _is_type(step: str) -> bool:
+    return step in _FAULT_KINDS or step.startswith(("constrained-", "dict["))
 
 
 _FAULT_KINDS = {

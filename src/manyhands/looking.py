@@ -7,15 +7,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from manyhands.blocks import Weights, absorb, extract
-from manyhands.data import Examples
-from manyhands.exchange.member import Blocks
 from manyhands.exchange.merge import MergeSection, merge
 from manyhands.hand import Outcome, Work
-from manyhands.learn.supervised import Architecture, accuracy_of
+from manyhands.learn.supervised import Architecture
+from manyhands.lessons import Lessons
+from manyhands.replica import Blocks
 from manyhands.sizing import Library
 from manyhands.splits import Seat, Split
 
@@ -23,10 +22,11 @@ __all__ = ["Looker", "averaged_network", "merged_network"]
 
 
 class Looker:
-    """Measures networks on the test set; the same network, however many devices hold it, only once."""
+    """Measures networks; those that are the same tensors are measured once."""
 
-    def __init__(self, test: Examples, limit: int | None) -> None:
-        self._test = test if limit is None or limit >= len(test) else test.take(_spread(len(test), limit))
+    def __init__(self, lessons: Lessons, most: int = 4) -> None:
+        self._lessons = lessons
+        self._most = most  # of networks that are remembered
         self._lock = threading.Lock()
         # Keeping the tensors keeps their identity from being given to others.
         self._known: dict[tuple[int, ...], tuple[Future[Outcome], tuple[torch.Tensor, ...]]] = {}
@@ -43,21 +43,16 @@ class Looker:
             if known is None:
                 future: Future[Outcome] = Future()
                 self._known[key] = (future, tensors)
-                while len(self._known) > 4:
+                while len(self._known) > self._most:
                     del self._known[next(iter(self._known))]
         if known is not None:
             return replace(known[0].result())
         try:
-            future.set_result(Outcome(accuracy_of(architecture, weights, self._test, torch_device)))
+            future.set_result(Outcome(self._lessons.look(architecture, weights, torch_device)))
         except BaseException as error:
             future.set_exception(error)
             raise
         return future.result()
-
-
-def _spread(count: int, limit: int) -> torch.Tensor:
-    """Evenly spaced positions, so that a sorted test set is not cut to its first classes."""
-    return torch.from_numpy(np.linspace(0, count - 1, limit).astype(np.int64))
 
 
 def merged_network(merged: Seat, library: Library, blocks: Blocks) -> Weights:

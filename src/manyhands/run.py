@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from manyhands.blocks import Weights
-from manyhands.data import Dataset, load
 from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.clock import wall_seconds
@@ -23,18 +22,19 @@ from manyhands.engine.faults import Faults, Partition, SlowDown
 from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
-from manyhands.exchange.member import Replica
 from manyhands.fleet import Fleet, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
+from manyhands.lessons import Material, MeasureName, give_lessons, load_material
 from manyhands.looking import averaged_network, merged_network
+from manyhands.replica import Replica
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
 from manyhands.report.summary import SCHEMA, Tally
 from manyhands.seeds import derive
 from manyhands.sizing import Library, choose_sizes
-from manyhands.splits import SPLITS, Split
+from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, make_team, offered_networks
 
 __all__ = ["Watch", "check", "compare", "resume", "train"]
@@ -57,7 +57,7 @@ def train(
         return finished
     if folder.is_run:
         _check_same(job, load_job(folder.job).hash, out)
-    return _train(job, load(job.data, seed=job.seed, progress=progress), folder, watch)
+    return _train(job, load_material(job, progress), folder, watch)
 
 
 def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
@@ -79,30 +79,32 @@ def compare(
     return {split: train(job.split_by(split), out / split, watch, progress) for split in splits}
 
 
-def check(job: Job, dataset: Dataset) -> None:
+def check(job: Job, material: Material) -> None:
     """Puts a run together without starting it, so that a mistake shows before anything is trained."""
-    _put_together(job, dataset, Library(job, dataset))
+    _put_together(job, material, Library(job, material))
 
 
-def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
+def _train(job: Job, material: Material, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
     """The pipeline itself.
 
     With `run.alone` each device is first trained by itself, in ``OUT/alone``, so that the result says what
     taking part was worth to it.
     """
     started = wall_seconds()
-    library = Library(job, dataset)
-    fleet, split, team = _put_together(job, dataset, library)
+    library = Library(job, material)
+    fleet, split, team = _put_together(job, material, library)
     folder.begin(job.to_toml())
-    alone = _train_alone(job, dataset, folder, watch) if job.run.alone and split.exchanges else None
-    tally = Tally(team.hosts)
+    alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
+    tally = Tally(team.hosts, team.measure)
     ends = _simulate(job, fleet, team, folder, tally, watch)
-    models = _models(team, split, library, ends)
-    result = _result(job, dataset, fleet, team, tally)
-    if team.coordinator_host is None and "global" in models:
-        result["accuracy"] = _accuracy(team, library, split, models["global"])
+    models = _models(team, split, library, ends, tally.finished)
+    result = _result(job, material, fleet, team, tally)
+    if split.merged is not None and "global" in models:
+        result["merged_size"] = split.merged.size
+        if team.coordinator_host is None:
+            result[team.measure] = _measured(team, library, split.merged, models["global"])
     if alone is not None:
-        _set_beside(result, alone)
+        _set_beside(result, alone, team.measure)
     result["wall_seconds"] = wall_seconds() - started
     if job.run.save_models:
         folder.save_models(models)
@@ -113,10 +115,12 @@ def _train(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -
     return result
 
 
-def _put_together(job: Job, dataset: Dataset, library: Library) -> tuple[Fleet, Split, Team]:
-    sizing = choose_sizes(job, make_fleet(job.fleet, seed=job.seed), library, len(dataset.train))
+def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    lessons = give_lessons(job, material, fleet)
+    sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
-    team = make_team(job, dataset, sizing, split, library)
+    team = make_team(job, sizing, split, library, lessons)
     _check_faults(job, team)
     return sizing.fleet, split, team
 
@@ -186,11 +190,11 @@ def _check_faults(job: Job, team: Team) -> None:
                 raise JobError(key, name, f"there is no such device; choose one of {', '.join(devices[:10])}")
 
 
-def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) -> dict[str, Any]:
+def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally) -> dict[str, Any]:
     """The contract of result.json, but for the time that the run took here."""
     last = tally.curve[-1] if tally.curve else None
     rounds = tally.round if team.coordinator_host else max(d.rounds for d in tally.devices.values())
-    leading = {COORDINATOR} if team.coordinator_host else set(team.hosts)
+    leading = {COORDINATOR} if team.coordinator_host else _not_lost(tally)
     return {
         "schema": SCHEMA,
         "job": job.name,
@@ -200,13 +204,16 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
         "split": job.split.by,
         "form": job.split.form if job.split.by == "capacity" else None,
         "model": job.model.name,
-        "data": dataset.name,
+        "data": material.name,
         "seconds": tally.seconds,
         "wall_seconds": 0.0,
-        "complete": leading <= tally.finished,
+        "complete": bool(leading) and leading <= tally.finished,
         "rounds": rounds,
         "merges": tally.merges,
+        "measure": team.measure,
         "accuracy": last["accuracy"] if last else None,
+        "score": last["score"] if last else None,
+        "merged_size": None,
         "curve": tally.curve,
         "topology": {
             "nodes": [device.name for device in fleet.devices],
@@ -220,13 +227,17 @@ def _result(job: Job, dataset: Dataset, fleet: Fleet, team: Team, tally: Tally) 
     }
 
 
-def _models(team: Team, split: Split, library: Library, ends: Mapping[str, Any]) -> dict[str, Weights]:
+def _not_lost(tally: Tally) -> set[str]:
+    """The devices that did not crash for good."""
+    return {name for name, device in tally.devices.items() if device.lost_at_seconds is None}
+
+
+def _models(
+    team: Team, split: Split, library: Library, ends: Mapping[str, Any], finished: set[str]
+) -> dict[str, Weights]:
     """The merged network, if there is one, and that of each device which came to the end."""
-    models = {}
-    for name, member in team.members.items():
-        end: Replica | None = ends[name]
-        if end is not None and end.weights.keys() == member.replica.weights.keys():
-            models[name] = end.weights
+    replicas: dict[str, Replica] = {name: ends[name] for name in team.members if name in finished}
+    models = {name: replica.weights for name, replica in replicas.items()}
     merged: Progress | None = ends.get(COORDINATOR)
     if merged is None:
         num_examples = {name: member.num_examples for name, member in team.members.items()}
@@ -236,22 +247,21 @@ def _models(team: Team, split: Split, library: Library, ends: Mapping[str, Any])
     return models if together is None else {**models, "global": together}
 
 
-def _accuracy(team: Team, library: Library, split: Split, weights: Weights) -> float:
+def _measured(team: Team, library: Library, merged: Seat, weights: Weights) -> float:
     """Of the network that devices without a coordinator made together; nobody had it while they trained."""
-    assert split.merged is not None
-    architecture = library(split.merged.size).architecture
-    return float(team.looker.work(architecture, lambda: weights, "cpu").run().facts["accuracy"])
+    architecture = library(merged.size).architecture
+    return float(team.looker.work(architecture, lambda: weights, "cpu").run().facts[team.measure])
 
 
-def _train_alone(job: Job, dataset: Dataset, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
+def _train_alone(job: Job, material: Material, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
     quiet = job.run.model_copy(update={"alone": False, "save_models": False, "report": False})
     by_itself = job.split_by("isolated").model_copy(update={"run": quiet, "fault": ()})
     own = RunFolder(folder.path / "alone")
-    return own.load_result() or _train(by_itself, dataset, own, watch)
+    return own.load_result() or _train(by_itself, material, own, watch)
 
 
-def _set_beside(result: dict[str, Any], alone: Mapping[str, Any]) -> None:
+def _set_beside(result: dict[str, Any], alone: Mapping[str, Any], measure: MeasureName) -> None:
     by_name = {device["name"]: device for device in alone["devices"]}
     for device in result["devices"]:
-        device["accuracy_alone"] = by_name[device["name"]]["accuracy"]
+        device[f"{measure}_alone"] = by_name[device["name"]][measure]
     result["baseline"] = {key: alone[key] for key in ("split", "seconds")}

@@ -6,15 +6,17 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 
 from manyhands.blocks import Weights
-from manyhands.data import Dataset
-from manyhands.errors import JobError
+from manyhands.errors import JobError, did_you_mean
 from manyhands.fleet import Device, Fleet
 from manyhands.job import Job
-from manyhands.learn.optimizers import num_slots
-from manyhands.learn.supervised import Architecture
+from manyhands.learn.reinforcement import PlaySection
+from manyhands.learn.workspace import Architecture
+from manyhands.lessons import Lessons, Material
 from manyhands.models import build_in_form, cost_of, sizes_of
+from manyhands.models.families import tiers_of
 from manyhands.report.units import memory_text, seconds_text
 from manyhands.seeds import derive
 
@@ -36,15 +38,15 @@ class Network:
 class Library:
     """The networks of a job in the form that its split asks for, each built once."""
 
-    def __init__(self, job: Job, dataset: Dataset) -> None:
-        self._job, self._dataset = job, dataset
+    def __init__(self, job: Job, material: Material) -> None:
+        self._job, self._material = job, material
         self._built: dict[str, Network] = {}
         self.sizes = sizes_of(job.model)
 
     def __call__(self, size: str) -> Network:
         """The network of a size."""
         if size not in self._built:
-            job, shape, num_classes = self._job, self._dataset.shape, len(self._dataset.classes)
+            job, shape, num_classes = self._job, self._material.shape, len(self._material.classes)
             form = job.split.network_form
             seed = derive(job.seed, "first weights", size)
             module = build_in_form(job.model, shape, num_classes, seed=seed, size=size, form=form)
@@ -58,11 +60,6 @@ class Library:
             )
         return self._built[size]
 
-    def memory_bytes(self, size: str) -> int:
-        """What training a network of this size takes."""
-        learn = self._job.learn
-        return self(size).architecture.cost.memory_bytes(learn.batch_size, num_slots(learn))
-
 
 @dataclass(frozen=True)
 class Sizing:
@@ -72,29 +69,32 @@ class Sizing:
     reasons: dict[str, str]
 
     def reason(self, device: str, size: str) -> str | None:
-        """Why this size was chosen for a device; None where it was not, or the split gave it another."""
-        return self.reasons.get(device) if self.fleet[device].size == size else None
+        """Why a device for which a size was to be chosen trains this one; None where the job named it."""
+        if device in self.reasons and self.fleet[device].size != size:
+            return "the smallest that any device has, which all train"
+        return self.reasons.get(device)
 
 
-def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: int) -> Sizing:
+def choose_sizes(job: Job, fleet: Fleet, library: Library, lessons: Lessons) -> Sizing:
     """Settles the size of every device.
 
     Args:
         job: The job.
         fleet: Its devices, with the sizes that it names.
         library: Its networks.
-        num_examples: How many examples there are to share out.
+        lessons: What its devices learn from.
 
     Raises:
         JobError: There is no such size, or nobody can hold one that is offered.
     """
     _check_names(job, library)
+    _check_order(job, library)
     default = job.model.size or library.sizes[-1]
     named = [replace(device, size=device.size or default) for device in fleet.devices]
     if all(device.size != AUTO for device in named):
         return Sizing(replace(fleet, devices=tuple(named)), {})
-    judge = partial(_obstacle, job, library, num_examples)
-    _check_everything_can_be_held(named, library, judge)
+    judge = partial(_obstacle, library, lessons)
+    _check_everything_can_be_held(job, named, library, judge)
     reasons: dict[str, str] = {}
     settled = []
     for device in named:
@@ -107,23 +107,44 @@ def choose_sizes(job: Job, fleet: Fleet, library: Library, num_examples: int) ->
 
 def _check_names(job: Job, library: Library) -> None:
     known = (*library.sizes, AUTO)
-    expected = f"{job.model.name} has no such size; choose one of {', '.join(known)}"
-    if job.model.size is not None and job.model.size not in known:
-        raise JobError("model.size", job.model.size, expected)
+    named = {"model.size": job.model.size}
+    named |= {f"fleet.device[{i}].size": entry.size for i, entry in enumerate(job.fleet.device)}
+    for key, size in named.items():
+        if size is not None and size not in known:
+            expected = f"{job.model.name} has no such size{did_you_mean(size, known)}"
+            raise JobError(key, size, f"{expected}; choose one of {', '.join(known)}")
+    replay = job.play.replay
+    if isinstance(replay, dict) and replay != PlaySection().replay:  # which is for the sizes of dqn
+        for size in replay:
+            if size not in library.sizes:
+                expected = f"{job.model.name} has no size {size}{did_you_mean(size, library.sizes)}"
+                raise JobError("play.replay", None, f"{expected}; its sizes are {', '.join(library.sizes)}")
     for index, entry in enumerate(job.fleet.device):
-        if entry.size is not None and entry.size not in known:
-            raise JobError(f"fleet.device[{index}].size", entry.size, expected)
+        if entry.time_budget_s is not None and (entry.size or job.model.size) != AUTO:
+            expected = 'is read where size = "auto" alone, and this device has a size; leave one of them out'
+            raise JobError(f"fleet.device[{index}].time_budget_s", entry.time_budget_s, expected)
 
 
-def _obstacle(job: Job, library: Library, num_examples: int, device: Device, size: str) -> str | None:
+def _check_order(job: Job, library: Library) -> None:
+    """The names of sizes that a job brings itself say nothing of how large they are."""
+    if ":" not in job.model.name:
+        return
+    counts = [(size, library(size).architecture.cost.parameters) for size in library.sizes]
+    for (small, fewer), (large, more) in pairwise(counts):
+        if fewer >= more:
+            expected = f"the smallest comes first, and {small} has {fewer:,} parameters, {large} {more:,}"
+            raise JobError("model.sizes", list(library.sizes), expected)
+
+
+def _obstacle(library: Library, lessons: Lessons, device: Device, size: str) -> str | None:
     """Why a device cannot hold a network of this size; None if it can."""
-    needed = library.memory_bytes(size)
+    architecture = library(size).architecture
+    needed = lessons.memory_bytes(device, size, architecture)
     if needed > device.memory_bytes:
         return (
             f"takes {memory_text(needed)} of memory and {device.name} has {memory_text(device.memory_bytes)}"
         )
-    own = round((device.share or 0.0) * num_examples * (1 - job.data.validation))
-    phase_s = job.learn.num_used(own) * library(size).architecture.cost.train_flops / device.flops
+    phase_s = lessons.phase(device, size, architecture, {}, keep_optimizer=False).flops / device.flops
     if device.time_budget_s is not None and phase_s > device.time_budget_s:
         budget = seconds_text(device.time_budget_s)
         return f"takes {seconds_text(phase_s)} a local phase and {device.name} has {budget}"
@@ -133,14 +154,21 @@ def _obstacle(job: Job, library: Library, num_examples: int, device: Device, siz
 Judge = Callable[[Device, str], str | None]
 
 
-def _check_everything_can_be_held(devices: list[Device], library: Library, judge: Judge) -> None:
+def _check_everything_can_be_held(job: Job, devices: list[Device], library: Library, judge: Judge) -> None:
     """A size that fits nobody, and that nobody is told to hold, would be offered in vain."""
-    for size in library.sizes:
-        obstacles = [None if device.size == size else judge(device, size) for device in devices]
-        if all(obstacles):
-            strongest = max(range(len(devices)), key=lambda i: (devices[i].memory_bytes, devices[i].flops))
-            expected = f"nobody can hold it: it {obstacles[strongest]}; leave it out of model.sizes"
-            raise JobError("model.sizes", size, expected)
+    strongest = max(devices, key=lambda device: (device.memory_bytes, device.flops))
+    told = {device.size for device in devices}
+    in_vain = [
+        size for size in library.sizes if size not in told and all(judge(device, size) for device in devices)
+    ]
+    if in_vain:
+        expected = f"nobody can hold {', '.join(in_vain)}: {in_vain[0]} {judge(strongest, in_vain[0])}"
+        left = [tier for tier in tiers_of(job.model) if tier.name not in in_vain]
+        if left:
+            names = ", ".join(f'"{tier.name}"' for tier in left)
+            widths = ", ".join(f"{tier.name} = {tier.width:g}" for tier in left)
+            expected += f"; write sizes = {f'[{names}]' if left[0].drawn else f'{{ {widths} }}'}"
+        raise JobError("model.sizes", None, expected)
 
 
 def _largest(device: Device, library: Library, judge: Judge) -> tuple[str, str]:

@@ -8,7 +8,7 @@ more, goes on where the last one stopped.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,17 @@ from typing import Any
 import psutil
 import tomli_w
 
-from manyhands.data import Dataset, load
 from manyhands.errors import JobError
 from manyhands.job import Job
+from manyhands.lessons import Material, load_material
 from manyhands.parallel import attempt, side_by_side
 from manyhands.report.atomic import write_atomically
 from manyhands.report.folder import RunFolder
+from manyhands.report.reading import MEASURES, measure_of
 from manyhands.run import check, train
-from manyhands.variation import Cell, Vary, plan
+from manyhands.variation import Cell, Vary, naming, plan
 
-__all__ = ["Cell", "SweepWatch", "Vary", "claim", "comparison", "sweep"]
+__all__ = ["Cell", "SweepWatch", "Vary", "comparison", "prepare", "sweep"]
 
 SCHEMA = 1
 """Of compare.json. It changes when a key changes its meaning or goes away, not when one is added."""
@@ -66,12 +67,9 @@ def sweep(
     Raises:
         JobError: A job or the folder is not right; then nothing was run.
     """
-    cells = plan(job, splits, out, vary, seeds)
-    _check_mark(job, out, vary, seeds)
-    ended = {i: _ended(cell, None) for i, cell in enumerate(cells) if RunFolder(cell.folder).result.is_file()}
+    cells = prepare(job, splits, out, vary, seeds)
+    ended = {i: _ended(cell, None) for i, cell in enumerate(cells) if _is_finished(cell)}
     waiting = [i for i in range(len(cells)) if i not in ended]
-    _check([cells[i] for i in waiting])
-    claim(job, out, vary, seeds)
 
     def begins(i: int) -> None:
         if watch is not None:
@@ -92,6 +90,25 @@ def sweep(
     return [ended[i] for i in range(len(cells))]
 
 
+def prepare(
+    job: Job, splits: Sequence[str], out: Path, vary: Vary | None = None, seeds: Sequence[int] = ()
+) -> list[Cell]:
+    """Every run of a comparison, checked with its data, and the folder made that of the comparison.
+
+    Raises:
+        JobError: A job or the folder is not right; then the folder is as it was.
+    """
+    cells = plan(job, splits, out, vary, seeds)
+    _check_mark(job, out, vary, seeds)
+    _check([cell for cell in cells if not _is_finished(cell)], vary)
+    _claim(job, out, vary, seeds)
+    return cells
+
+
+def _is_finished(cell: Cell) -> bool:
+    return RunFolder(cell.folder).result.is_file()
+
+
 def _ended(cell: Cell, error: str | None) -> Cell:
     """The cell with what its run left; a finished run is not run again."""
     return replace(cell, error=error) if error else replace(cell, result=train(cell.job, cell.folder))
@@ -105,30 +122,32 @@ def _with_fewer_cores(job: Job, jobs: int) -> Job:
     return job.model_copy(update={"run": job.run.model_copy(update={"workers": workers})})
 
 
-def _check(cells: Sequence[Cell]) -> None:
+def _check(cells: Sequence[Cell], vary: Vary | None) -> None:
     """Puts each split with each value together once, with its data, before anything is trained."""
     seen: list[tuple[str, Any]] = []
-    read: tuple[Any, Dataset] | None = None
+    read: tuple[Any, Material] | None = None
     for cell in cells:
         if (cell.split, cell.value) in seen:
             continue
         seen.append((cell.split, cell.value))
-        wanted = (cell.job.data, cell.job.seed)
+        wanted = (cell.job.data, cell.job.game, cell.job.seed)
         if read is None or read[0] != wanted:
-            read = wanted, load(cell.job.data, seed=cell.job.seed)
-        check(cell.job, read[1])
+            read = wanted, load_material(cell.job)
+        with naming(vary, cell.value, cell.split):
+            check(cell.job, read[1])
 
 
-def claim(job: Job, out: Path, vary: Vary | None = None, seeds: Sequence[int] = ()) -> None:
-    """Makes a folder that of this comparison, or finds that it is so already.
-
-    Raises:
-        JobError: It holds something else.
-    """
-    if not _check_mark(job, out, vary, seeds):
-        common = tomllib.loads(_common(job, seeds).to_toml())
-        mark = {"vary": vary.key if vary else "", "seeds": bool(seeds), "job": common}
+def _claim(job: Job, out: Path, vary: Vary | None, seeds: Sequence[int]) -> None:
+    """Makes a folder that of this comparison, if it is not so already."""
+    if _check_mark(job, out, vary, seeds):
+        return
+    common = tomllib.loads(_common(job, seeds).to_toml())
+    mark = {"vary": vary.key if vary else "", "seeds": bool(seeds), "job": common}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
         write_atomically(out / "compare.toml", tomli_w.dumps(mark))
+    except OSError as error:
+        raise JobError("--out", str(out), f"cannot be written to ({error.strerror})") from error
 
 
 def _check_mark(job: Job, out: Path, vary: Vary | None, seeds: Sequence[int]) -> bool:
@@ -162,9 +181,11 @@ def _common(job: Job, seeds: Sequence[int]) -> Job:
 
 def comparison(job: Job, cells: Sequence[Cell], out: Path, vary: Vary | None = None) -> dict[str, Any]:
     """The contract of compare.json (docs/result.md says what each key means)."""
+    finished = [cell.result for cell in cells if cell.result is not None]
     return {
         "schema": SCHEMA,
         "job": job.name,
+        "measure": measure_of(finished[0] if finished else {}).key,
         "key": vary.key if vary else None,
         "values": list(vary.values) if vary else [],
         "seeds": list(dict.fromkeys(cell.seed for cell in cells)),
@@ -180,9 +201,15 @@ def _which(cell: Cell, out: Path) -> dict[str, Any]:
 
 
 def _figures(cell: Cell, result: dict[str, Any], out: Path) -> dict[str, Any]:
-    keys = ("name", "kind", "share", "size", "accuracy")
+    keys = ("name", "kind", "share", "size")
     return _which(cell, out) | {
-        **{key: result[key] for key in ("hash", "complete", "rounds", "accuracy", "seconds")},
+        **{key: result[key] for key in ("form", "hash", "complete", "rounds", "seconds")},
+        **_judged(result),
         "bytes_sent": sum(device["bytes_sent"] for device in result["devices"]),
-        "devices": [{key: device[key] for key in keys} for device in result["devices"]],
+        "devices": [{key: d[key] for key in keys} | _judged(d) for d in result["devices"]],
     }
+
+
+def _judged(holder: Mapping[str, Any]) -> dict[str, Any]:
+    """Both measures of a result or a device; runs of old have one of them."""
+    return {key: holder.get(key) for key in MEASURES}

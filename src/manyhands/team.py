@@ -10,24 +10,24 @@ from typing import Any
 import torch
 
 from manyhands.blocks import Weights, covers, extract
-from manyhands.data import Dataset, Examples, plan_shares, train_validation
 from manyhands.engine.network import Network
 from manyhands.engine.simulate import Participant
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.device import take_part, work_alone
-from manyhands.exchange.member import Blocks, Member, Replica
+from manyhands.exchange.member import Member
 from manyhands.exchange.mixing import mixing_rows
 from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
 from manyhands.fleet import Device, Fleet
 from manyhands.hand import Message, Work
 from manyhands.job import Job
-from manyhands.learn.supervised import LocalPhase
+from manyhands.lessons import Lessons, MeasureName, Phase
 from manyhands.looking import Looker, merged_network
-from manyhands.seeds import numpy_generator
+from manyhands.replica import Blocks, Replica
+from manyhands.report.units import memory_text
 from manyhands.sizing import Library, Sizing
-from manyhands.splits import Networks, Seat, Split
+from manyhands.splits import Networks, Split
 
 __all__ = ["COORDINATOR", "Team", "make_team", "offered_networks"]
 
@@ -44,6 +44,7 @@ class Team:
     members: Mapping[str, Member]
     coordinator_host: str | None
     looker: Looker
+    measure: MeasureName
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -58,7 +59,8 @@ class _Setting:
     job: Job
     fleet: Fleet
     split: Split
-    library: Library
+    networks: Library
+    lessons: Lessons
     looker: Looker
 
 
@@ -67,45 +69,34 @@ def offered_networks(library: Library) -> Networks:
     return Networks(library.sizes, lambda size: library(size).first, lambda size: library(size).buffers)
 
 
-def make_team(job: Job, dataset: Dataset, sizing: Sizing, split: Split, library: Library) -> Team:
-    """Seats every device, shares out the data, and binds the programs."""
+def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons) -> Team:
+    """Seats every device and binds the programs."""
     fleet = sizing.fleet
-    setting = _Setting(job, fleet, split, library, Looker(dataset.test, job.run.evaluate_examples))
+    looker = Looker(lessons, len(library.sizes) + 4)
+    setting = _Setting(job, fleet, split, library, lessons, looker)
     for device in fleet.devices:
         _check_torch_device(device)
-        _check_memory(job, device, split.seats[device.name], library)
-    phases = {
-        device.name: _phase(setting, device, train)
-        for device, train in zip(fleet.devices, _shared_out(job, dataset, fleet), strict=True)
-    }
+        _check_memory(setting, device)
+    phases = {device.name: _phase(setting, device) for device in fleet.devices}
     members = {name: _member(setting, phase) for name, phase in phases.items()}
     statics = {
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
         for name, phase in phases.items()
     }
     host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.mode != "neighbours" else None
-    return Team(_participants(setting, members, phases, host), statics, members, host, setting.looker)
+    participants = _participants(setting, members, phases, host)
+    return Team(participants, statics, members, host, looker, lessons.measure)
 
 
-def _phase(setting: _Setting, device: Device, train: Examples) -> LocalPhase:
+def _phase(setting: _Setting, device: Device) -> Phase:
     job, seat = setting.job, setting.split.seats[device.name]
-    network = setting.library(seat.size)
+    network = setting.networks(seat.size)
     keep = job.learn.keep_optimizer
     if keep is None:
         # A network that is wholly shared is another one each round, and remembering the steps on it would
         # cost every idle device a network's worth of memory.
         keep = not covers(seat.layout, network.first)
-    return LocalPhase(
-        device.name,
-        network.architecture,
-        seat.layout,
-        train,
-        job.learn,
-        job.seed,
-        device.torch_device,
-        job.exchange.send,
-        keep,
-    )
+    return setting.lessons.phase(device, seat.size, network.architecture, seat.layout, keep)
 
 
 def _check_torch_device(device: Device) -> None:
@@ -118,63 +109,46 @@ def _check_torch_device(device: Device) -> None:
         raise JobError(key, device.torch_device, f"cannot be used here ({reason}); cpu always can") from error
 
 
-def _check_memory(job: Job, device: Device, seat: Seat, library: Library) -> None:
-    needed = library.memory_bytes(seat.size)
+def _check_memory(setting: _Setting, device: Device) -> None:
+    job, seat = setting.job, setting.split.seats[device.name]
+    needed = setting.lessons.memory_bytes(device, seat.size, setting.networks(seat.size).architecture)
     if needed > device.memory_bytes:
         raise JobError(
-            "model.name",
-            job.model.name,
-            f"training it ({seat.size}, batch {job.learn.batch_size}) takes {needed / 2**20:,.0f} MiB and "
-            f"{device.name} ({device.kind}) has {device.memory_bytes / 2**20:,.0f} MiB; "
-            "take a smaller network, size or batch",
+            f"fleet.device {device.name}: size",
+            seat.size,
+            f"training {job.model.name} in batches of {job.learn.batch_size} takes {memory_text(needed)} and "
+            f"{device.name} ({device.kind}) has {memory_text(device.memory_bytes)}; "
+            f"take a smaller network, size{', play.replay' if job.game.name else ''} or batch, "
+            'or size = "auto"',
         )
 
 
-def _shared_out(job: Job, dataset: Dataset, fleet: Fleet) -> list[Examples]:
-    """Each device's training examples; its validation fifth stays with it, unused in training."""
-    labels = dataset.train.y.numpy()
-    fractions = [device.share or 1 / len(fleet.devices) for device in fleet.devices]
-    shares = plan_shares(
-        labels,
-        fractions,
-        rng=numpy_generator(job.seed, "shares"),
-        kind=job.data.shares,
-        alpha=job.data.alpha,
-        classes_per_device=job.data.classes_per_device,
-    )
-    parts = []
-    for device, share in zip(fleet.devices, shares, strict=True):
-        rng = numpy_generator(job.seed, device.name, "validation")
-        train, _ = train_validation(share, labels, rng, job.data.validation)
-        parts.append(dataset.train.take(train))
-    return parts
-
-
-def _member(setting: _Setting, phase: LocalPhase) -> Member:
+def _member(setting: _Setting, phase: Phase) -> Member:
     def train(replica: Replica, blocks: Blocks, number: int) -> Work:
-        return phase.work(replica.weights, replica.optimizer, replica.num_steps, blocks, number)
+        return phase.work(replica, blocks, number)
 
     def evaluate(replica: Replica, blocks: Blocks) -> Work:
-        settled = phase.settle(replica.weights, blocks)
+        settled = phase.settle(replica, blocks)
         return setting.looker.work(
             phase.architecture, lambda: settled.run().weights["replica"], phase.torch_device
         )
 
     def settle(replica: Replica, blocks: Blocks) -> Work:
-        return phase.settle(replica.weights, blocks)
+        return phase.settle(replica, blocks)
 
-    first = setting.library(setting.split.seats[phase.device].size).first
-    return Member(phase.device, Replica(first), len(phase.train), train, settle, evaluate)
+    first = setting.networks(setting.split.seats[phase.device].size).first
+    return Member(phase.device, Replica(first), phase.num_examples, train, settle, evaluate)
 
 
-def _statics(setting: _Setting, phase: LocalPhase) -> dict[str, Any]:
+def _statics(setting: _Setting, phase: Phase) -> dict[str, Any]:
     cost, size = phase.architecture.cost, setting.split.seats[phase.device].size
     return {
         "size": size,
         "parameters": cost.parameters,
         "train_flops": cost.train_flops,
-        "memory_bytes": setting.library.memory_bytes(size),
-        "num_examples": len(phase.train),
+        "memory_bytes": setting.lessons.memory_bytes(setting.fleet[phase.device], size, phase.architecture),
+        "num_examples": phase.num_examples,
+        "steps_per_round": phase.num_examples if setting.lessons.measure == "score" else None,
     }
 
 
@@ -190,7 +164,7 @@ def _coordinator_host(job: Job, fleet: Fleet) -> str:
 
 
 def _participants(
-    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, LocalPhase], host: str | None
+    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase], host: str | None
 ) -> dict[str, Participant]:
     job = setting.job
     if setting.split.exchanges and host is None:
@@ -213,13 +187,13 @@ def _participants(
 
 
 def _neighbours(
-    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, LocalPhase]
+    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase]
 ) -> dict[str, Participant]:
     """Devices that exchange without a coordinator."""
     job, seats = setting.job, setting.split.seats
     blocks = _first_blocks(setting)
     holds = {name: tuple(seat.layout) for name, seat in seats.items()}
-    rows = mixing_rows(setting.fleet, holds, {name: len(phase.train) for name, phase in phases.items()})
+    rows = mixing_rows(setting.fleet, holds, {name: phase.num_examples for name, phase in phases.items()})
     places = {
         name: Neighbourhood(
             job.exchange, {block: blocks[block] for block in held}, rows[name], 0.0, job.run.evaluate_every
@@ -240,7 +214,7 @@ def _neighbours(
 
 
 def _expected_among_neighbours_s(
-    fleet: Fleet, phases: Mapping[str, LocalPhase], places: Mapping[str, Neighbourhood]
+    fleet: Fleet, phases: Mapping[str, Phase], places: Mapping[str, Neighbourhood]
 ) -> float:
     """How long a round should take the slowest: as in a chain of neighbours all come to wait for it."""
     network = Network(fleet)
@@ -256,7 +230,7 @@ def _expected_among_neighbours_s(
     return max([*arrivals_s, *ready_s.values()])
 
 
-def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str) -> Coordination:
+def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> Coordination:
     job, split = setting.job, setting.split
     blocks = _first_blocks(setting)
     return Coordination(
@@ -265,7 +239,7 @@ def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str
         blocks,
         {name: tuple(seat.layout) for name, seat in split.seats.items()},
         _expected_s(setting, phases, blocks, host),
-        {name: len(phase.train) for name, phase in phases.items()},
+        {name: phase.num_examples for name, phase in phases.items()},
         _look_at_merged(setting, host),
         job.run.evaluate_every,
     )
@@ -273,7 +247,7 @@ def _coordination(setting: _Setting, phases: Mapping[str, LocalPhase], host: str
 
 def _first_blocks(setting: _Setting) -> dict[str, Weights]:
     """Every block before the first round, cut out of the largest network that holds it."""
-    library, blocks = setting.library, dict[str, Weights]()
+    library, blocks = setting.networks, dict[str, Weights]()
     by_size = {seat.size: seat for seat in setting.split.seats.values()}
     for size in [size for size in reversed(library.sizes) if size in by_size]:
         missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
@@ -286,12 +260,12 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
     merged = setting.split.merged
     if merged is None:
         return None
-    architecture = setting.library(merged.size).architecture
+    architecture = setting.networks(merged.size).architecture
 
     def look(blocks: Blocks) -> Work:
         return setting.looker.work(
             architecture,
-            lambda: merged_network(merged, setting.library, blocks),
+            lambda: merged_network(merged, setting.networks, blocks),
             setting.fleet[host].torch_device,
         )
 
@@ -299,7 +273,7 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
 
 
 def _expected_s(
-    setting: _Setting, phases: Mapping[str, LocalPhase], blocks: Blocks, host: str
+    setting: _Setting, phases: Mapping[str, Phase], blocks: Blocks, host: str
 ) -> dict[str, float]:
     """How long each device's round should take if all take part: blocks out, the local phase, blocks back.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from manyhands.fleet import make_fleet
 from manyhands.job import Job, place_of, split_labels, toml_value
 from manyhands.report.spread import value_text
 
-__all__ = ["Cell", "Vary", "check_splits", "plan"]
+__all__ = ["Cell", "Vary", "check_splits", "naming", "plan"]
 
 SHARE = re.compile(r"fleet\.device\[([^\[\]]+)\]\.share")
 LONGEST_NAME = 120
@@ -75,13 +76,29 @@ def plan(
     for value, changed in _varied(job, vary):
         for seed in seeds or (changed.seed,):
             chosen = changed.model_copy(update={"seed": seed})
-            make_fleet(chosen.fleet, seed=seed)
+            with naming(vary, value):
+                make_fleet(chosen.fleet, seed=seed)
             for split in splits:
                 steps = _steps(split, vary, value, seed if seeds else None)
                 title = ", ".join(said for said, _ in steps)
                 folder = out.joinpath(*(name for _, name in steps))
-                cells.append(Cell(split, value, seed, title, folder, chosen.split_by(split)))
+                with naming(vary, value, split):
+                    cells.append(Cell(split, value, seed, title, folder, chosen.split_by(split)))
     return sorted(cells, key=lambda cell: splits.index(cell.split))
+
+
+@contextmanager
+def naming(vary: Vary | None, value: Any, split: str | None = None) -> Iterator[None]:
+    """What is wrong with one run of many is said with what tells it from the others."""
+    try:
+        yield
+    except JobError as error:
+        known = vary is None or error.key == vary.key
+        where = [] if vary is None or known else [f"{vary.key} = {value_text(value)}"]
+        where += [f"split {split}"] if split else []
+        if not where:
+            raise
+        raise JobError(f"with {', '.join(where)}: {error.key}", error.value, error.expected) from error
 
 
 def _steps(split: str, vary: Vary | None, value: Any, seed: int | None) -> list[tuple[str, str]]:
@@ -107,7 +124,9 @@ def _varied(job: Job, vary: Vary | None) -> Iterator[tuple[Any, Job]]:
         yield None, job
         return
     for value in vary.values:
-        yield value, job.changed(_changes(job, vary.key, value))
+        with naming(vary, value):
+            changed = job.changed(_changes(job, vary.key, value))
+        yield value, changed
 
 
 def _changes(job: Job, key: str, value: Any) -> dict[str, Any]:
@@ -156,6 +175,7 @@ def _check_key(vary: Vary, seeds: Sequence[int]) -> None:
 
 
 def _check_different(option: str, values: Sequence[Any]) -> None:
+    texts = [value_text(value) for value in values]  # which also name folders
     for i, value in enumerate(values):
-        if value in values[:i]:
+        if texts[i] in texts[:i]:
             raise JobError(option, value, "is there twice")

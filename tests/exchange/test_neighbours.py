@@ -18,11 +18,12 @@ from manyhands.engine.faults import Fault, Faults
 from manyhands.engine.scripted import ScriptedHand
 from manyhands.engine.simulate import Keeping, Participant, Simulation
 from manyhands.exchange.coordination import ExchangeSection
-from manyhands.exchange.member import Blocks, Member, Replica
+from manyhands.exchange.member import Member
 from manyhands.exchange.mixing import mixing_rows
 from manyhands.exchange.neighbours import Neighbourhood, Standing, exchange_with_neighbours
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import Message, Outcome, Work
+from manyhands.replica import Blocks, Replica
 
 
 def one(value: float) -> Weights:

@@ -7,8 +7,9 @@ import torch
 from manyhands.blocks import Weights
 from manyhands.engine.scripted import ScriptedHand
 from manyhands.exchange.device import take_part, work_alone
-from manyhands.exchange.member import Blocks, Member, Replica
+from manyhands.exchange.member import Member
 from manyhands.hand import Message, Outcome, Work
+from manyhands.replica import Blocks, Replica
 
 
 def member() -> Member:

@@ -16,6 +16,7 @@ from manyhands.learn.optimizers import OptimizerSection, first_slots, restored_s
 from manyhands.learn.randomness import own_randomness
 from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase, accuracy_of
 from manyhands.models import cost_of
+from manyhands.replica import Replica
 from manyhands.seeds import torch_generator
 
 SHAPE = (1, 8, 8)
@@ -55,7 +56,7 @@ def phase(**changes: Any) -> LocalPhase:
 def trained(
     local: LocalPhase, number: int = 0, replica: Weights = FIRST, optimizer: Weights | None = None
 ) -> Any:
-    return local.work(replica, optimizer, 0, {}, number).run()
+    return local.work(Replica(replica, optimizer, num_rounds=number), {}, number).run()
 
 
 def same(a: Any, b: Any) -> bool:
@@ -93,7 +94,7 @@ def test_a_network_whose_draws_cannot_be_repeated_is_refused() -> None:
     architecture = Architecture("odd", make, cost_of(make(), SHAPE))
     local = LocalPhase("pi", architecture, {}, examples(), LearnSection(batch_size=8), seed=1)
     with pytest.raises(RunError, match="cannot be repeated"):
-        local.work(Weights(make().state_dict()), None, 0, {}, 0).run()
+        local.work(Replica(Weights(make().state_dict())), {}, 0).run()
 
 
 @pytest.mark.parametrize("draw", [torch.rand_like, torch.randn_like, lambda x: torch.randint_like(x, 3)])
@@ -136,7 +137,7 @@ def test_gradients_are_the_change_that_parameters_show() -> None:
 
 def test_blocks_are_taken_over_before_training() -> None:
     other = Weights({name: tensor * 2 for name, tensor in FIRST.items()})
-    via_block = phase().work(FIRST, None, 0, {"model": other}, 0).run()
+    via_block = phase().work(Replica(FIRST), {"model": other}, 0).run()
     direct = trained(phase(), replica=other)
     assert same(via_block.weights["update/model"], direct.weights["update/model"])
 
@@ -145,8 +146,8 @@ def test_blocks_are_taken_over_before_training() -> None:
 def test_two_phases_with_kept_memory_are_one_long_phase(optimizer: str) -> None:
     local = phase(layout={}, learn={"optimizer": optimizer, "learning_rate": 0.01})
     first = trained(local)
-    second = local.work(first.weights["replica"], first.weights["optimizer"], 8, {}, 1).run()
-    forgetful = local.work(first.weights["replica"], None, 8, {}, 1).run()
+    second = local.work(Replica(first.weights["replica"], first.weights["optimizer"], 8, 1), {}, 1).run()
+    forgetful = local.work(Replica(first.weights["replica"], None, 8, 1), {}, 1).run()
     assert second.facts["num_steps"] == 16
     assert not same(second.weights["replica"], forgetful.weights["replica"])
 
@@ -221,7 +222,7 @@ def test_a_model_with_a_loss_of_its_own_is_trained_on_it() -> None:
     architecture = Architecture("own loss", Own, cost_of(Own(), SHAPE))
     first = Weights(Own().state_dict())
     local = LocalPhase("pi", architecture, {}, examples(), LearnSection(batch_size=8), seed=1)
-    assert float(local.work(first, None, 0, {}, 0).run().weights["replica"]["scale"]) > 1
+    assert float(local.work(Replica(first), {}, 0).run().weights["replica"]["scale"]) > 1
 
 
 def test_a_loss_that_is_not_finite_is_none() -> None:

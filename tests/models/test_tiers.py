@@ -132,4 +132,4 @@ def test_what_a_network_does_not_come_in_is_refused(tmp_path, name, sizes, says)
 
 
 def test_the_families_that_can_be_narrowed_are_named(tmp_path):
-    assert refused(tmp_path, "2", "alexnet").endswith("lenet5, cifar_cnn, vgg16 or mobilenet_v2")
+    assert refused(tmp_path, "2", "alexnet").endswith("lenet5, cifar_cnn, vgg16, mobilenet_v2 or dqn")

@@ -42,6 +42,22 @@ def device(i, *, kind=None, seconds=180.0, devices=5):
     }
 
 
+def by_score(entry):
+    """The same result, device or point judged by score: what was 90 % is a reward of 40."""
+    scores = {
+        key.replace("accuracy", "score"): 100 * value - 50
+        for key, value in entry.items()
+        if key in ("accuracy", "accuracy_alone") and value is not None
+    }
+    nested = {key: [by_score(part) for part in entry[key]] for key in ("curve", "devices") if key in entry}
+    nulls = {"accuracy": None, "score": None}
+    alone = {"accuracy_alone": None, "score_alone": None} if "accuracy_alone" in entry else {}
+    marked = {"measure": "score"} if "schema" in entry else {}
+    if entry.get("baseline"):
+        nested["baseline"] = by_score(entry["baseline"])
+    return {**entry, **nulls, **alone, **nested, **scores, **marked}
+
+
 def make_result(n=5, *, seconds=180.0, topology="star"):
     devices = [device(i, seconds=seconds, devices=n) for i in range(n)]
     names = [entry["name"] for entry in devices]

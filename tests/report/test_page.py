@@ -3,10 +3,11 @@ from html.parser import HTMLParser
 
 import pytest
 from sample_results import make_result
-from test_plots import SPARSE
+from test_plots import SPARSE, legend_labels
 
 from manyhands.report.look import COLOURS
 from manyhands.report.page import write_compare_page, write_page
+from manyhands.report.plots import compare_figure
 
 JOB = 'name = "quick start"\n[fleet]\ntopology = "star" # <b>&'
 VOID = {"meta", "br", "use", "path", "rect"}
@@ -147,6 +148,73 @@ def test_many_events_are_cut_and_counted(tmp_path):
     assert "The first 200 of 777" in text
     result["events"] = []
     assert "no refused update" in " ".join(read(write_page(result, "", tmp_path / "report.html")).text)
+
+
+def heads(path):
+    return re.findall(r'<th scope="col">([^<]*)</th>', path.read_text(encoding="utf-8"))
+
+
+def test_columns_in_which_nothing_stands_are_left_out(tmp_path):
+    result = make_result(2)
+    assert {"Alone", "Together", "Gain", "Examples trained"} <= set(
+        heads(write_page(result, "", tmp_path / "a"))
+    )
+    for entry in result["devices"]:
+        entry["accuracy_alone"] = entry["energy_joules"] = None
+    shown = heads(write_page(result, "", tmp_path / "b"))
+    assert shown[:4] == ["Device", "Accuracy", "Busy", "Waiting"]
+    assert not {"Alone", "Together", "Gain", "Energy"} & set(shown)
+    rows = re.findall(r"<tr>(.*?)</tr>", (tmp_path / "b").read_text(encoding="utf-8"))
+    assert {row.count("<td") for row in rows if "raspberry" in row and "<small>" in row} == {9}
+
+
+def test_a_gain_is_green_a_loss_red_and_none_neither(tmp_path):
+    result = make_result(3)
+    for entry, alone in zip(result["devices"], (0.5, 0.90004, 0.95), strict=True):
+        entry.update(accuracy=0.9, accuracy_alone=alone)
+    html = write_page(result, "", tmp_path / "report.html").read_text(encoding="utf-8")
+    for cell in ('<td class="up">+40.0</td>', "<td>+0.0</td>", '<td class="down">-5.0</td>'):
+        assert html.count(cell) == 1
+    assert "1 of 3 better off" in html
+
+
+def test_the_card_says_whose_accuracy_it_is(tmp_path):
+    result = make_result(3) | {"merged_size": "medium", "rounds": 1, "merges": 5}
+    text = " ".join(read(write_page(result, "", tmp_path / "a")).text)
+    assert "95.1 % merged network, size medium" in text
+    assert "1 round; 5 merges" in text
+    result["topology"]["coordinator"] = result["merged_size"] = None
+    text = " ".join(read(write_page(result, "", tmp_path / "a")).text)
+    assert "95.1 % mean of the devices' networks" in text
+    assert "Mean of networks" in heads(write_compare_page({"homogeneous": result}, tmp_path / "b"))
+    result["accuracy"] = None
+    assert "93.8 % mean of devices" in " ".join(read(write_page(result, "", tmp_path / "a")).text)
+
+
+def test_boxes_that_scroll_say_how_much_is_in_them_and_open_in_print(tmp_path):
+    result = make_result(5)
+    html = write_page(result, "", tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<h2>Devices (5)</h2>" in html
+    assert "<h2>Notable events (2)</h2>" in html
+    assert ".scroll, .tall { max-height: none; overflow: visible; }" in html[html.index("@media print") :]
+
+
+def test_a_comparison_has_the_sizes_where_they_differ_and_the_form(tmp_path):
+    results = {
+        "homogeneous": make_result(2),
+        "capacity": make_result(2) | {"split": "capacity", "form": "width"},
+    }
+    results["homogeneous"]["split"] = "homogeneous"
+    path = write_compare_page(results, tmp_path / "a")
+    assert "capacity (width)" in heads(path)
+    assert "capacity (width)" in legend_labels(compare_figure(results))
+    for result, sizes in zip(results.values(), (("small", "small"), ("small", "full")), strict=True):
+        for entry, size in zip(result["devices"], sizes, strict=True):
+            entry["size"] = size
+    html = write_compare_page(results, tmp_path / "b").read_text(encoding="utf-8")
+    assert html.count("%<small>small</small></td>") == 3
+    assert html.count("%<small>full</small></td>") == 1
+    assert "<td>93.0 %</td>" in path.read_text(encoding="utf-8")
 
 
 def test_a_comparison_sets_splits_and_devices_side_by_side(tmp_path):

@@ -1,7 +1,9 @@
 import copy
+import itertools
 import sys
 
 import matplotlib.image
+import matplotlib.text
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +15,8 @@ from sample_results import curve, device, make_result
 from manyhands.report.atomic import write_atomically
 from manyhands.report.look import COLOURS, line_style
 from manyhands.report.plots import (
-    accuracy_figure,
     compare_figure,
+    curves_figure,
     devices_figure,
     figures,
     save_compare_png,
@@ -22,7 +24,7 @@ from manyhands.report.plots import (
     together_figure,
     topology_figure,
 )
-from manyhands.report.reading import Curve, median_curve, points_of
+from manyhands.report.reading import ACCURACY, Curve, median_curve, names_text, points_of
 
 
 def texts(figure):
@@ -40,9 +42,9 @@ def lines_by_label(figure):
 
 def test_accuracy_shows_the_shared_network_bold_and_each_device_thin():
     result = make_result(5)
-    figure = accuracy_figure(result)
+    figure = curves_figure(result)
     lines = lines_by_label(figure)
-    shared = lines[next(label for label in lines if label.startswith("together"))]
+    shared = lines[next(label for label in lines if label.startswith("merged network"))]
     assert np.allclose(shared.get_ydata(), [point["accuracy"] for point in result["curve"]])
     singles = [line for label, line in lines.items() if label.split()[0] in result["topology"]["nodes"]]
     assert len(singles) == 5
@@ -52,8 +54,60 @@ def test_accuracy_shows_the_shared_network_bold_and_each_device_thin():
     assert figure.axes[0].get_ylabel() == "accuracy"
 
 
+def test_devices_with_the_same_curve_share_a_line():
+    result = make_result(5)
+    for i, entry in enumerate(result["devices"]):
+        entry["name"] = f"phone-{i}"
+        if 1 <= i <= 3:  # given the same network a moment apart
+            entry["curve"] = [p | {"seconds": p["seconds"] + 0.001 * i} for p in curve(170, 0.9)]
+    labels = [label.rpartition("  ")[0] for label in legend_labels(curves_figure(result))]
+    assert sorted(labels) == ["isolated", "merged network", "phone-0", "phone-1 ... 3", "phone-4"]
+    result["devices"][2]["curve"] = curve(120, 0.9)
+    assert "phone-1, phone-3" in [label.rpartition("  ")[0] for label in legend_labels(curves_figure(result))]
+
+
+def test_names_in_few_words():
+    assert names_text(["a"]) == "a"
+    assert names_text(["pi-1", "pi-2"]) == "pi-1, pi-2"
+    assert names_text(["pi-1", "pi-2", "pi-4"]) == "pi-1, pi-2, pi-4"
+    assert names_text([f"pi-{i}" for i in range(9, 20)]) == "pi-9 ... 19"
+    assert names_text(["a", "b", "c", "d"]) == "a, b and 2 more"
+
+
+def test_a_single_dot_may_reach_over_the_edge():
+    result = make_result(1)
+    result["curve"] = result["curve"][-1:]
+    result["devices"][0]["curve"] = []
+    dots = [
+        *curves_figure(result).axes[0].get_lines(),
+        *compare_figure({"one": result}).axes[0].get_lines(),
+    ]
+    assert [line.get_clip_on() for line in dots if len(line.get_xdata()) == 1] == [False, False]
+
+
+def test_tick_labels_of_neighbouring_panels_do_not_touch():
+    result = make_result(4)
+    for entry in result["devices"]:
+        entry.update(
+            busy_seconds=7576.0, waiting_seconds=0.0, bytes_sent=757_600_000
+        )  # ticks at the very end
+    figure = devices_figure(result)
+    figure.draw_without_rendering()
+    boxes = [
+        [tick.label1.get_window_extent() for tick in axes.xaxis.get_major_ticks() if _is_seen(axes, tick)]
+        for axes in figure.axes
+    ]
+    for left, right in itertools.pairwise(boxes):
+        assert min(box.x0 for box in right) - max(box.x1 for box in left) > left[0].height
+
+
+def _is_seen(axes, tick):
+    low, high = axes.get_xlim()
+    return low <= tick.get_loc() <= high
+
+
 def test_many_devices_become_a_median_and_a_band():
-    figure = accuracy_figure(make_result(13))
+    figure = curves_figure(make_result(13))
     assert any("median of 13 devices" in label for label in legend_labels(figure))
     assert "lowest to highest device" in legend_labels(figure)
     assert len(lines_by_label(figure)) == 3
@@ -98,6 +152,15 @@ def test_gains_and_losses_are_told_apart():
     assert "75.0 %  (-5.0)" in shown
     colours = {to_hex(line.get_color()) for line in figure.axes[0].get_lines()}
     assert {COLOURS["blue"], COLOURS["vermilion"]} <= colours
+
+
+def test_no_gain_is_neither_gain_nor_loss():
+    result = make_result(1)
+    result["devices"][0].update(accuracy_alone=0.91003, accuracy=0.90997)
+    figure = together_figure(result)
+    assert "91.0 %  (+0.0)" in texts(figure)
+    drawn = {to_hex(line.get_color()) for line in figure.axes[0].get_lines() if len(line.get_xdata())}
+    assert drawn == {COLOURS["grey"]}
 
 
 def test_without_figures_of_training_alone_there_is_no_gain_to_draw():
@@ -206,8 +269,11 @@ def test_dollar_signs_are_not_mathematics():
     odd = r"$\frac"
     result["devices"][0]["name"] = result["devices"][0]["kind"] = odd
     result["topology"]["nodes"][0] = result["topology"]["edges"][0][0] = odd
-    for figure in [*figures(result).values(), compare_figure({r"$\bad$ $": result})]:
+    drawn = [*figures(result).values(), compare_figure({r"$\bad$ $": result})]
+    for figure in drawn:
         figure.draw_without_rendering()
+    texts = [text.get_text() for figure in drawn for text in figure.findobj(matplotlib.text.Text)]
+    assert any(r"\frac" in text for text in texts)
 
 
 def test_drawing_leaves_the_result_and_pyplot_alone(tmp_path):
@@ -239,13 +305,13 @@ def test_the_median_lies_between_lowest_and_highest(points):
         ordered = sorted(dict(pairs).items())
         curves.append(Curve(np.array([t for t, _ in ordered]), np.array([a for _, a in ordered])))
     middle = median_curve(curves)
-    assert np.all(middle.low <= middle.accuracy + 1e-12)
-    assert np.all(middle.accuracy <= middle.high + 1e-12)
-    assert not np.isnan(middle.accuracy).any()
+    assert np.all(middle.low <= middle.values + 1e-12)
+    assert np.all(middle.values <= middle.high + 1e-12)
+    assert not np.isnan(middle.values).any()
 
 
 def test_a_curve_is_put_in_order_and_freed_of_gaps():
     entries = [*reversed(curve(10, 0.9, points=3)), {"seconds": 4.0, "accuracy": None}, {"accuracy": 0.1}]
-    found = points_of({"curve": entries})
-    assert list(found.seconds) == [0.0, 5.0, 10.0]
-    assert points_of({"curve": []}) is None
+    found = points_of({"curve": entries}, ACCURACY)
+    assert list(found.x) == [0.0, 5.0, 10.0]
+    assert points_of({"curve": []}, ACCURACY) is None

@@ -179,7 +179,7 @@ def test_missing_parts_break_nothing(tmp_path, missing):
     comparison[missing] = []
     if missing in ("values", "splits"):
         comparison["runs"] = []
-    write_sweep_page(comparison, tmp_path / "x.html")
+    assert read(write_sweep_page(comparison, tmp_path / "x.html")).text
 
 
 def test_the_plot_is_a_picture_and_leaves_the_figures_alone(tmp_path):

@@ -2,10 +2,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from manyhands.report.reading import ACCURACY
 from manyhands.report.units import (
     bytes_scale,
     bytes_text,
     count_text,
+    counted,
     energy_scale,
     energy_text,
     memory_text,
@@ -42,6 +44,34 @@ from manyhands.report.units import (
 )
 def test_figures_read_well(function, value, text):
     assert function(value) == text
+
+
+@pytest.mark.parametrize(
+    ("alone", "together", "text"),
+    [
+        (0.7125, 0.8704, "+15.8"),
+        (0.7126, 0.8704, "+15.7"),
+        (0.91003, 0.90997, "+0.0"),
+        (0.5, 0.25, "-25.0"),
+        (None, 0.5, "–"),
+    ],
+)
+def test_a_gain_is_the_difference_of_what_is_printed(alone, together, text):
+    assert ACCURACY.gain_text(alone, together) == text
+
+
+@given(alone=st.floats(0, 1), together=st.floats(0, 1))
+def test_printed_figures_add_up(alone, together):
+    before, after = (float(percent_text(value).split()[0]) for value in (alone, together))
+    assert before + ACCURACY.gain(alone, together) == pytest.approx(after)
+
+
+def test_one_has_no_s():
+    assert (counted(1, "round"), counted(0, "round"), counted(20, "round")) == (
+        "1 round",
+        "0 rounds",
+        "20 rounds",
+    )
 
 
 @pytest.mark.parametrize(

@@ -420,7 +420,9 @@ def test_a_setting_is_taken_by_its_form_and_refused_by_the_others(key: str, valu
     if key != "stem":
         assert getattr(taken.network_form, key) == value
     for other in {"stem", "cascade", "width", "depth"} - {form}:
-        with pytest.raises(ValidationError, match=rf'{key} is read by form = "{form}" alone.*"{other}"'):
+        with pytest.raises(
+            ValidationError, match=rf'{key} is read by by = "capacity", form = "{form}" alone'
+        ):
             SplitSection(by="capacity", form=other, **{key: value})
 
 
@@ -445,6 +447,11 @@ def test_under_another_split_what_fits_is_kept() -> None:
     assert isolated.under("cascade") == section
 
 
+def test_a_form_without_a_split_means_the_split_by_capacity() -> None:
+    assert SplitSection(form="width").by == "capacity"
+    assert SplitSection().by == "homogeneous"
+
+
 def test_networks_are_built_in_the_form_only_if_the_split_is_by_capacity() -> None:
-    assert SplitSection(form="width").network_form == Form()
+    assert SplitSection(by="homogeneous", form="width").network_form == Form()
     assert SplitSection(by="capacity", form="width").network_form.name == "width"

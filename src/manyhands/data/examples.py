@@ -49,6 +49,12 @@ class Examples:
         index = torch.as_tensor(indices, dtype=torch.int64)
         return Examples(self.x[index], self.y[index])
 
+    def spread(self, limit: int) -> Examples:
+        """At most so many, evenly spaced, so that a sorted set is not cut to its first classes."""
+        if limit >= len(self):
+            return self
+        return self.take(np.linspace(0, len(self) - 1, limit).astype(np.int64))
+
 
 @dataclass(frozen=True)
 class Dataset:

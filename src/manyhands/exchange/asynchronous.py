@@ -136,6 +136,7 @@ def _reach(job: Coordination, peer: str, block: str) -> float:
 
 
 def _lerp(a: torch.Tensor, b: torch.Tensor, step: float) -> torch.Tensor:
+    a = a.to(b.device)
     if a.is_floating_point():
         return torch.lerp(a, b, step)
     return torch.lerp(a.double(), b.double(), step).round().to(a.dtype)

@@ -28,7 +28,7 @@ MAX_HEADER_BYTES = 4 << 20
 def encode(message: Message) -> bytes:
     """The message as bytes; about `message.nbytes` of them."""
     tensors = {
-        f"{block}:{name}": tensor.contiguous()
+        f"{block}:{name}": tensor.cpu().contiguous()
         for block, weights in message.blocks.items()
         for name, tensor in weights.items()
     }

@@ -13,9 +13,10 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from manyhands.errors import UpdateRefused
-from manyhands.exchange.member import Blocks
+from manyhands.exchange.member import looks
 from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_change
 from manyhands.hand import Hand, Message, Work
+from manyhands.replica import Blocks
 from manyhands.settings import Section
 
 __all__ = ["Coordination", "ExchangeSection", "Progress", "accept_updates", "report_merge", "skip_news"]
@@ -99,9 +100,9 @@ class Progress:
 
 def report_merge(hand: Hand, job: Coordination, done: Progress, merged: Sequence[str]) -> None:
     """Says that a round is done; every so often with how good the merged blocks are."""
-    every, last = job.evaluate_every, done.round >= job.section.rounds
-    looks = job.evaluate is not None and (last or (every > 0 and done.round % every == 0))
-    observe = job.evaluate(done.blocks) if looks and job.evaluate is not None else None
+    observe = None
+    if job.evaluate is not None and looks(done.round, job.evaluate_every, job.section.rounds):
+        observe = job.evaluate(done.blocks)
     hand.report("merged", observe=observe, round=done.round, peers=list(merged))
 
 
@@ -143,7 +144,7 @@ def _check_held(message: Message, held: Collection[str]) -> None:
 def _accept_block(section: ExchangeSection, current: Tensors, update: Tensors) -> Tensors:
     check_update(update, current)
     if section.send == "gradients":
-        update = {n: current[n] + change for n, change in update.items()}
+        update = {n: current[n].to(change.device) + change for n, change in update.items()}
     if section.merge.clip_norm is not None:
         update, _ = clip_change(update, current, section.merge.clip_norm)
     return update

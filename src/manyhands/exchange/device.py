@@ -7,8 +7,11 @@ the asynchronous coordinator, because a device only answers.
 
 from __future__ import annotations
 
-from manyhands.exchange.member import Member, Replica, looks, updated_blocks
+from dataclasses import replace
+
+from manyhands.exchange.member import Member, looks, updated_blocks
 from manyhands.hand import Hand, Message
+from manyhands.replica import Replica
 
 __all__ = ["take_part", "work_alone"]
 
@@ -22,6 +25,8 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
         if looks(replica.num_rounds, evaluate_every, num_rounds):
             hand.report("evaluated", observe=member.evaluate(replica, {}), round=number + 1)
         hand.report("round", round=number + 1)
+    replica = replace(replica, memory=())  # nothing is learned from it any more
+    hand.save(replica)
     hand.report("finished", round=replica.num_rounds)
     return replica
 
@@ -40,7 +45,7 @@ async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every:
         del message
         hand.report("round", round=replica.num_rounds)
     settled = await hand.compute(member.settle(replica, message.blocks))
-    replica = Replica(settled.weights["replica"], replica.optimizer, replica.num_steps, replica.num_rounds)
+    replica = replica.settled(settled)
     hand.save(replica)
     hand.report("evaluated", observe=member.evaluate(replica, {}), round=message.round)
     await hand.send(message.sender, Message("stopped", message.round))

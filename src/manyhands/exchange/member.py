@@ -6,39 +6,14 @@ make `Work`: one local phase, taking over blocks, and looking at how good the ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from manyhands.blocks import Weights
 from manyhands.hand import Outcome, Work
+from manyhands.replica import Blocks, Replica
 
-__all__ = ["Blocks", "Member", "Replica", "looks", "updated_blocks"]
-
-Blocks = Mapping[str, Weights]
-"""Block name -> its tensors."""
-
-
-@dataclass(frozen=True)
-class Replica:
-    """What a device keeps of its network between local phases.
-
-    Before the first and after the last round that is all of it; in between, the tensors that are its own.
-    What it made of the shared ones has gone into its update, and the next message brings them back.
-    """
-
-    weights: Weights
-    optimizer: Weights | None = None
-    num_steps: int = 0
-    num_rounds: int = 0
-
-    def after(self, trained: Outcome) -> Replica:
-        """The replica that a local phase leaves behind."""
-        return Replica(
-            trained.weights["replica"],
-            trained.weights.get("optimizer"),
-            int(trained.facts["num_steps"]),
-            self.num_rounds + 1,
-        )
+__all__ = ["Member", "looks", "updated_blocks"]
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from functools import cached_property
 
 from manyhands.blocks import Weights
 from manyhands.exchange.coordination import ExchangeSection, accept_updates, skip_news
-from manyhands.exchange.member import Blocks, Member, Replica, looks, updated_blocks
+from manyhands.exchange.member import Member, looks, updated_blocks
 from manyhands.exchange.merge import merge
 from manyhands.hand import Hand, Message, Outcome, Work
+from manyhands.replica import Blocks, Replica
 
 __all__ = ["Neighbourhood", "Standing", "exchange_with_neighbours"]
 
@@ -78,11 +79,6 @@ class Standing:
     round: int = 0
     trained: bool = False
 
-    @property
-    def weights(self) -> Weights:
-        """What there is of its network if it never comes back."""
-        return self.replica.weights
-
 
 async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourhood) -> Replica:
     """Trains and averages until the job's rounds are done; gives the network it ends with."""
@@ -99,7 +95,7 @@ async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourh
             # back, and they would skip theirs to catch up.
             await hand.sleep(max(began_s + place.expected_s - hand.seconds, 0.0))
     settled = await hand.compute(member.settle(standing.replica, standing.blocks))
-    replica = replace(standing.replica, weights=settled.weights["replica"])
+    replica = standing.replica.settled(settled)
     hand.save(replace(standing, replica=replica, blocks={}))
     hand.report("evaluated", observe=member.evaluate(replica, {}), round=standing.round)
     hand.report("finished", round=replica.num_rounds)

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from manyhands.blocks import Weights
 from manyhands.exchange.coordination import Coordination, Progress, accept_updates, report_merge, skip_news
-from manyhands.exchange.member import Blocks
 from manyhands.exchange.merge import merge
 from manyhands.hand import Hand, Message, Outcome, Work
+from manyhands.replica import Blocks
 from manyhands.seeds import numpy_generator
 
 __all__ = ["call_rounds"]

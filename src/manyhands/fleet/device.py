@@ -50,7 +50,7 @@ class Device:
         active_watts: Power drawn while it trains.
         idle_watts: Power drawn while it waits.
         share: Fraction of all data that it holds; ``None`` means an equal one.
-        interaction_rate: How often it takes part, relative to the others.
+        interaction_rate: How fast it plays, where it learns from a game: its part of the steps of a round.
         torch_device: Where its arithmetic runs.
         size: Its network's size within a family; ``None`` means what the model section says, ``"auto"`` the
             largest that fits it.

@@ -1,30 +1,26 @@
 """Supervised learning: what a device does with its own labelled data in one round.
 
 A `LocalPhase` is one device's way of learning. Its works are pure: weights in, weights out, the batches and
-the dropout masks drawn from (seed, device, round), so they may run on any thread at any time. Networks to
-compute in are kept per thread and reused, because building one costs as much as a step.
+the dropout masks drawn from (seed, device, round), so they may run on any thread at any time.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import PositiveInt
-from torch import nn
 
-from manyhands.blocks import Layout, Weights, absorb, extract, private_names
+from manyhands.blocks import Layout
 from manyhands.data import Examples
-from manyhands.errors import RunError
-from manyhands.hand import Outcome, Work
-from manyhands.learn.gradients import Gradients, as_input
+from manyhands.hand import Work
+from manyhands.learn.gradients import as_input
 from manyhands.learn.optimizers import (
     OptimizerSection,
     first_slots,
@@ -32,13 +28,13 @@ from manyhands.learn.optimizers import (
     saved_slots,
     step,
 )
-from manyhands.learn.transfer import copy_into, own_copies
-from manyhands.models import Cost
+from manyhands.learn.phases import Send, Trained, settle_work, train_work
+from manyhands.learn.transfer import moved, own_copies, settled_on
+from manyhands.learn.workspace import Architecture, Tensors, layout_in_memory, load, only_own_draws, workspace
+from manyhands.replica import Blocks, Replica
 from manyhands.seeds import derive, numpy_generator
 
 __all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of"]
-
-Tensors = Mapping[str, torch.Tensor]
 
 
 class LearnSection(OptimizerSection):
@@ -55,61 +51,6 @@ class LearnSection(OptimizerSection):
         if self.examples is not None:
             return _whole_batches(min(self.examples, available), self.batch_size)
         return self.epochs * _whole_batches(available, self.batch_size)
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """A network without weights: how to build it, and what one example costs.
-
-    Architectures with equal keys are the same, so that devices can share the network they compute in.
-    """
-
-    key: Hashable
-    build: Callable[[], nn.Module]
-    cost: Cost
-
-
-_workspaces = threading.local()
-
-
-def _workspace(
-    architecture: Architecture, torch_device: str, memory_format: torch.memory_format
-) -> Gradients:
-    """This thread's network of an architecture; its weights are whatever was last loaded."""
-    networks: dict[Hashable, Gradients] = _workspaces.__dict__.setdefault("networks", {})
-    key = (architecture.key, torch_device, memory_format)
-    if key not in networks:
-        if torch_device.startswith("cuda"):
-            _make_gpu_repeatable()
-        module = architecture.build().to(torch_device)
-        module = module.to(memory_format=memory_format)  # type: ignore[call-overload]
-        networks[key] = Gradients(module, torch_device, memory_format)
-    return networks[key]
-
-
-def _make_gpu_repeatable() -> None:
-    """Has the GPU's libraries take kernels that add up in a fixed order, as those of the CPU do."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when the first product is computed
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True, warn_only=True)
-
-
-def _load(module: nn.Module, state: Tensors) -> None:
-    own = module.state_dict()
-    copy_into(list(own.values()), [state[name] for name in own])
-
-
-def _memory_format(section: LearnSection, torch_device: str) -> torch.memory_format:
-    """How to lay out images and filters in memory.
-
-    The choice follows from the job alone, never from a timing, because it decides the last bits of a
-    result. On a CPU convolutions run faster channels-last (docs/results.md has the measurement); a GPU gains
-    from it only in half precision.
-    """
-    if section.memory_format == "auto":
-        return torch.channels_last if torch_device == "cpu" else torch.contiguous_format
-    return torch.channels_last if section.memory_format == "channels_last" else torch.contiguous_format
 
 
 @dataclass(frozen=True)
@@ -135,8 +76,17 @@ class LocalPhase:
     section: LearnSection
     seed: int
     torch_device: str = "cpu"
-    send: Literal["parameters", "gradients"] = "parameters"
+    send: Send = "parameters"
     keep_optimizer: bool = True
+
+    @cached_property
+    def _examples(self) -> Examples:
+        return settled_on(self.train, self.torch_device)
+
+    @property
+    def num_examples(self) -> int:
+        """How many examples there are."""
+        return len(self.train)
 
     @property
     def num_used(self) -> int:
@@ -148,81 +98,58 @@ class LocalPhase:
         """What one phase costs."""
         return float(self.num_used * self.architecture.cost.train_flops)
 
-    def work(
-        self,
-        replica: Weights,
-        optimizer: Weights | None,
-        num_steps: int,
-        blocks: Mapping[str, Weights],
-        number: int,
-    ) -> Work:
+    def work(self, replica: Replica, blocks: Blocks, number: int) -> Work:
         """One local phase, after taking over the blocks."""
 
-        def run() -> Outcome:
-            start = absorb(replica, self.layout, blocks)
-            trained, slots, facts = self._train(start, optimizer, num_steps, number)
-            return Outcome(facts, self._results(start, trained, slots))
+        def train(start: Tensors) -> Trained:
+            return self._train(start, replica)
 
-        return Work("train", run, self.flops, {"round": number})
+        return train_work(train, self.layout, self.send, replica, blocks, flops=self.flops, number=number)
 
-    def settle(self, replica: Weights, blocks: Mapping[str, Weights]) -> Work:
+    def settle(self, replica: Replica, blocks: Blocks) -> Work:
         """Takes over the blocks without training."""
-        return Work("settle", lambda: Outcome({}, {"replica": Weights(absorb(replica, self.layout, blocks))}))
+        return settle_work(self.layout, replica, blocks)
 
-    def _train(
-        self, start: Tensors, kept: Weights | None, num_steps: int, number: int
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], dict[str, Any]]:
-        memory_format = _memory_format(self.section, self.torch_device)
-        gradients = _workspace(self.architecture, self.torch_device, memory_format)
+    def _train(self, start: Tensors, replica: Replica) -> Trained:
+        kept, num_steps = replica.optimizer, replica.num_steps
+        memory_format = layout_in_memory(self.section.memory_format)
+        gradients = workspace(self.architecture, self.torch_device, memory_format)
         module = gradients.module
         module.train()
         gradients.prepare(self.train.x[: self.section.batch_size].shape)
-        _load(module, start)
+        load(module, start)
         parameters = [p for p in module.parameters() if p.requires_grad]
         slots = (
             restored_slots(self.section, parameters, kept) if kept else first_slots(self.section, parameters)
         )
         losses, seen = torch.zeros((), device=self.torch_device), 0
-        gradients.generator.manual_seed(derive(self.seed, self.device, number, "dropout"))
-        untouched = torch.random.get_rng_state()
-        for x, y in self._batches(number):
-            loss = gradients(x, y)
-            step(self.section, parameters, slots, num_steps)
-            losses.add_(loss, alpha=len(x))
-            seen += len(x)
-            num_steps += 1
-        if not torch.equal(torch.random.get_rng_state(), untouched):
-            raise RunError(
-                "the network draws random numbers in a way that cannot be repeated; use nn.Dropout"
-            )
-        trained = own_copies(module.state_dict())
+        gradients.generator.manual_seed(derive(self.seed, self.device, replica.num_rounds, "dropout"))
+        with only_own_draws():
+            for x, y in self._batches(replica.num_rounds):
+                loss = gradients(x, y)
+                step(self.section, parameters, slots, num_steps)
+                losses.add_(loss, alpha=len(x))
+                seen += len(x)
+                num_steps += 1
         mean = float(losses) / max(seen, 1)
         facts = {"examples": seen, "num_steps": num_steps, "loss": mean if math.isfinite(mean) else None}
-        return trained, saved_slots(slots) if self.keep_optimizer else {}, facts
-
-    def _results(self, start: Tensors, trained: Tensors, slots: Tensors) -> dict[str, Weights]:
-        results = {"replica": Weights({n: trained[n] for n in private_names(trained, self.layout)})}
-        if slots:
-            results["optimizer"] = Weights(slots)
-        updates = extract(trained, self.layout)
-        if self.send == "gradients":
-            before = extract(start, self.layout)
-            updates = {b: {n: t - before[b][n] for n, t in tensors.items()} for b, tensors in updates.items()}
-        return results | {f"update/{block}": Weights(tensors) for block, tensors in updates.items()}
+        saved = saved_slots(slots) if self.keep_optimizer else {}
+        return Trained(own_copies(module.state_dict()), saved, facts)
 
     def _batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The phase's batches, as bytes.
 
-        An epoch's examples are gathered once, as bytes, and on a GPU moved there once, from pinned memory;
-        cutting batches out of them costs next to nothing.
+        An epoch's examples are gathered once, as bytes; cutting batches out of them costs next to nothing.
+        A GPU has all examples of a device, or is sent an epoch's at a time.
         """
         rng = numpy_generator(self.seed, self.device, number, "batches")
         size = self.section.batch_size
         for _ in range(1 if self.section.examples is not None else self.section.epochs):
             order = rng.permutation(len(self.train))[: self.section.examples].astype(np.int64)
             picked = torch.from_numpy(order[: _whole_batches(len(order), size)])
-            xs = _moved(self.train.x[picked], self.torch_device)
-            ys = _moved(self.train.y[picked], self.torch_device)
+            here = self._examples.x.device
+            xs = moved(self._examples.x[picked.to(here)], self.torch_device)
+            ys = moved(self._examples.y[picked.to(here)], self.torch_device)
             yield from zip(torch.split(xs, size), torch.split(ys, size), strict=True)
 
 
@@ -231,23 +158,18 @@ def _whole_batches(count: int, batch_size: int) -> int:
     return count - 1 if count > batch_size and count % batch_size == 1 else count
 
 
-def _moved(tensor: torch.Tensor, torch_device: str) -> torch.Tensor:
-    """The tensor where the network computes."""
-    return tensor if torch_device == "cpu" else tensor.pin_memory().to(torch_device, non_blocking=True)
-
-
 def accuracy_of(
     architecture: Architecture, weights: Tensors, examples: Examples, torch_device: str = "cpu"
 ) -> dict[str, float | None]:
     """Accuracy and mean loss of a network on examples."""
-    module = _workspace(architecture, torch_device, torch.contiguous_format).module
-    _load(module, weights)
+    module = workspace(architecture, torch_device, torch.contiguous_format).module
+    load(module, weights)
     module.eval()
     right, total = 0, 0.0
     with torch.no_grad():
         for first in range(0, len(examples), 256):
-            x = as_input(_moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
-            y = _moved(examples.y[first : first + 256], torch_device)
+            x = as_input(moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
+            y = moved(examples.y[first : first + 256], torch_device)
             scores = module(x)
             right += int((scores.argmax(1) == y).sum())
             total += float(F.cross_entropy(scores, y, reduction="sum"))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from manyhands.models.cost import layer_costs
 from manyhands.models.dry import output_of
+from manyhands.models.outputs import summed_cross_entropy
 
 __all__ = ["EarlyExits", "cut_features"]
 
@@ -57,10 +58,8 @@ class EarlyExits(nn.Module):
 
     def loss(self, scores: Tensor, y: Tensor) -> Tensor:
         """The sum of the exits' cross-entropies, and what each is told by the others."""
-        exits, examples, classes = scores.shape
-        labels = y.repeat(exits)
-        total = F.cross_entropy(scores.reshape(-1, classes), labels, reduction="sum") / examples
-        if self.distillation and exits > 1:
+        total = summed_cross_entropy(scores, y)
+        if self.distillation and len(scores) > 1:
             total = total + self.distillation * _disagreement(scores)
         return total
 
@@ -152,7 +151,8 @@ def _ends(operations: Sequence[int], depths: Sequence[float]) -> list[int]:
 
 def _exit(before: nn.Module, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
     maps = output_of(before, shape)
-    assert isinstance(maps, Tensor)
+    if not isinstance(maps, Tensor) or maps.dim() != 4:
+        raise ValueError("it can be cut only where there are maps, [N, C, H, W]")
     out = nn.Linear(maps.shape[1], num_classes)
     nn.init.normal_(out.weight, std=0.01)
     nn.init.zeros_(out.bias)

@@ -20,6 +20,7 @@ from manyhands.errors import JobError
 from manyhands.models import (
     alexnet,
     cifar_cnn,
+    dqn,
     lenet5,
     mobilenet_v2,
     squeezenet,
@@ -32,7 +33,7 @@ from manyhands.models.imported import call_imported, load
 from manyhands.models.tiers import Sizes, Tier, choices, make_tiers, readable_sizes
 from manyhands.settings import Section
 
-__all__ = ["FAMILIES", "Family", "ModelSection", "build", "sizes_of", "tiers_of"]
+__all__ = ["FAMILIES", "Family", "ModelSection", "build", "check_output", "sizes_of", "tiers_of"]
 
 ImageShape = tuple[int, int, int]
 
@@ -136,6 +137,13 @@ FAMILIES: dict[str, Family] = {
             "MobileNet-v2 for small images (Sandler 2018; paper 002)",
         ),
         Family(
+            "dqn",
+            dqn.SIZES,
+            dqn.build,
+            7,
+            "deep Q-learning's network and its lightweight sibling, for games (Mnih 2015; paper 001)",
+        ),
+        Family(
             "yolov2",
             yolov2.SIZES,
             yolov2.build,
@@ -182,7 +190,7 @@ def build(
             model = _build_imported(section, tiers[size], shape, num_classes, slim=slim)
         else:
             model = _build_family(family, tiers[size], shape, num_classes, section.options, slim=slim)
-    _check_output(model, section, shape, num_classes, detector=family is not None and family.detector)
+    check_output(model, section, shape, num_classes)
     return model
 
 
@@ -253,10 +261,14 @@ def _build_family(
         raise JobError("model.options", options, f"{family.name} does not take this: {error}") from error
 
 
-def _check_output(
-    model: nn.Module, section: ModelSection, shape: ImageShape, num_classes: int, *, detector: bool
-) -> None:
-    """Tries the network on two empty examples, without the arithmetic where possible."""
+def check_output(model: nn.Module, section: ModelSection, shape: ImageShape, num_classes: int) -> None:
+    """Tries the network on two empty examples, without the arithmetic where possible.
+
+    Raises:
+        JobError: It does not take them, or gives something other than class scores (of a detector, boxes).
+    """
+    family = FAMILIES.get(section.name)
+    detector = family is not None and family.detector
     try:
         output = output_of(model, shape)
     except Exception as error:  # a network given by import path may raise anything

@@ -18,7 +18,7 @@ from torch import nn
 from manyhands.errors import JobError
 from manyhands.models.cascade import Cascade
 from manyhands.models.exits import EarlyExits, cut_features
-from manyhands.models.families import ImageShape, ModelSection, build, tiers_of
+from manyhands.models.families import ImageShape, ModelSection, build, check_output, tiers_of
 from manyhands.models.narrow import scale_up
 from manyhands.models.tiers import choices
 
@@ -36,12 +36,14 @@ class Form:
         branch_dropout: Of a cascade.
         distillation: Of exits.
         scaler: Whether narrow networks scale up in training.
+        each: Whether a cascade is trained by the sum of every size, in place of branch dropout.
     """
 
     name: FormName = "stem"
     branch_dropout: float = 0.5
     distillation: float = 0.0
     scaler: bool = False
+    each: bool = False
 
 
 PLAIN = Form()
@@ -56,6 +58,14 @@ def build_in_form(
     Raises:
         JobError: The job's network does not come in this size or form.
     """
+    model = _built(section, shape, num_classes, seed, size, form)
+    check_output(model, section, shape, num_classes)
+    return model
+
+
+def _built(
+    section: ModelSection, shape: ImageShape, num_classes: int, seed: int, size: str, form: Form
+) -> nn.Module:
     tiers = tiers_of(section)
     held = [tier.name for tier in tiers]
     if size not in held:
@@ -65,7 +75,7 @@ def build_in_form(
     if form.name == "cascade":
         members = {name: _with_stem(make(size=name), section, form) for name in held}
         _check_one_stem(members, section)
-        return Cascade(members, form.branch_dropout)
+        return Cascade(members, form.branch_dropout, each=form.each)
     if form.name == "depth":
         whole = _with_stem(make(size=tiers[-1].name), section, form)
         pieces = _cut(whole, section, shape, num_classes, seed)
@@ -85,8 +95,12 @@ def _cut(
     parts = dict(whole.named_children())
     cuttable = isinstance(parts.get("features"), nn.Sequential)
     if list(parts) != ["stem", "features", "classifier"] or not cuttable:
-        expected = 'form = "depth" needs an nn.Sequential of stem, features and classifier; this is another'
-        raise JobError("model.name", section.name, expected)
+        features = type(parts.get("features")).__name__
+        found = f"features is a {features}" if "features" in parts else f"its parts are {', '.join(parts)}"
+        expected = (
+            'form = "depth" needs an nn.Sequential of stem, features (an nn.Sequential too) and classifier'
+        )
+        raise JobError("model.name", section.name, f"{expected}; {found}")
     tiers = tiers_of(section)
     # Depths are those that the job names, else equal steps: halves and quarters are steps of width.
     depths = {tier.name: tier.width for tier in tiers}
@@ -124,5 +138,10 @@ def _with_stem(model: nn.Module, section: ModelSection, form: Form) -> nn.Sequen
     first = next((name for name, _ in model.named_children()), None)
     if not isinstance(model, nn.Sequential) or first != "stem":
         expected = f'form = "{form.name}" needs an nn.Sequential whose first part is called stem'
-        raise JobError("model.name", section.name, f"{expected}; this is another")
+        chain = isinstance(model, nn.Sequential)
+        found = f"its first part is called {first}" if chain else f"this is a {type(model).__name__}"
+        raise JobError("model.name", section.name, f"{expected}; {found}")
+    if hasattr(model, "loss"):
+        expected = f'form = "{form.name}" has a loss of its own, and this network brings one'
+        raise JobError("model.name", section.name, f'{expected}; take form = "stem" or "width"')
     return model

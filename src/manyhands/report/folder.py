@@ -93,7 +93,7 @@ class RunFolder:
             partial.unlink(missing_ok=True)
             same = written.setdefault(tuple(id(tensor) for tensor in state.values()), path)
             if same is path:
-                save_file({n: t.contiguous() for n, t in state.items()}, partial)
+                save_file({n: t.cpu().contiguous() for n, t in state.items()}, partial)
             else:
                 _link(same, partial)
             partial.replace(path)

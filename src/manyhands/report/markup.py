@@ -8,14 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
 from manyhands.report.atomic import write_atomically
 from manyhands.report.look import inline_svg
 from manyhands.report.sheet import STYLE
+from manyhands.report.units import MISSING
 
-__all__ = ["card", "plot", "row", "table", "tiles", "write_html"]
+__all__ = ["Cell", "card", "filled_table", "plot", "table", "tiles", "write_html"]
+
+
+class Cell(NamedTuple):
+    """A figure in a table, with a class of the style sheet and a small remark below it."""
+
+    text: str
+    style: str = ""
+    below: str = ""
 
 
 def write_html(path: Path, title: str, facts: Sequence[str], body: Sequence[str], mark: str) -> Path:
@@ -70,13 +80,33 @@ def plot(name: str, figure: Figure, alt: str, caption: str = "") -> str:
 
 
 def table(heads: Sequence[str], rows: Iterable[str], *, tall: bool = False, style: str = "figures") -> str:
-    """A table of rows that `row` made; a tall one scrolls."""
+    """A table of rows that are HTML already; a tall one scrolls."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
     body = "".join(f"<tr>{cells}</tr>" for cells in rows)
     whole = f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     return _scroll("table", whole, "tall" if tall else "")
 
 
-def row(name: str, cells: Iterable[str]) -> str:
-    """The cells of a row: a heading that is HTML already, and plain texts."""
-    return f'<th scope="row">{name}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+def filled_table(
+    heads: Sequence[str], rows: Iterable[tuple[str, Sequence[str | Cell]]], *, tall: bool = False
+) -> str:
+    """A table without the columns in which nothing stands.
+
+    Args:
+        heads: The first is above the names of the rows, each other above a column of cells.
+        rows: The name of each, which is HTML already, and its cells.
+        tall: Whether it scrolls.
+    """
+    full = [
+        (name, [cell if isinstance(cell, Cell) else Cell(cell) for cell in cells]) for name, cells in rows
+    ]
+    columns = range(len(heads) - 1)
+    kept = [i for i in columns if not full or any(cells[i].text not in ("", MISSING) for _, cells in full)]
+    lines = (f'<th scope="row">{name}</th>' + "".join(_cell(cells[i]) for i in kept) for name, cells in full)
+    return table((heads[0], *(heads[1 + i] for i in kept)), lines, tall=tall)
+
+
+def _cell(cell: Cell) -> str:
+    style = f' class="{cell.style}"' if cell.style else ""
+    below = f"<small>{escape(cell.below)}</small>" if cell.below else ""
+    return f"<td{style}>{escape(cell.text)}{below}</td>"

@@ -12,13 +12,25 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from manyhands.report.markup import card, plot, row, table, tiles, write_html
+from manyhands.report.markup import Cell, card, filled_table, plot, table, tiles, write_html
 from manyhands.report.plots import compare_figure, figures
-from manyhands.report.reading import Result, devices_of, number, split_text
+from manyhands.report.reading import (
+    Measure,
+    Result,
+    devices_of,
+    measure_of,
+    network_heading,
+    number,
+    sizes_differ,
+    split_heading,
+    split_text,
+    whose_network,
+)
 from manyhands.report.units import (
     MISSING,
     bytes_text,
     count_text,
+    counted,
     energy_text,
     memory_text,
     percent_text,
@@ -30,17 +42,21 @@ __all__ = ["write_compare_page", "write_page"]
 Device = Mapping[str, Any]
 
 MOST_EVENTS = 200
-CAPTIONS = {
-    "accuracy": "The merged network, where there is one, is bold; the other lines are single devices.",
-    "together": "Accuracy of a device that trains on its own data only, and of the same device taking part.",
-    "devices": "Waiting is time in which a device has nothing to do until others have answered.",
-    "topology": "Lines are direct links; messages between others pass through them.",
-}
-ACCURACY_HEADS = ("Alone", "Together", "Gain")
-COST_HEADS = ("Busy", "Waiting", "Sent", "Received", "Energy", "Memory", "Parameters", "Examples", "Share")
+LARGEST = "the largest there is"
+"""The reason for a size that needs none."""
+
+COST_HEADS = (
+    "Busy",
+    "Waiting",
+    "Sent",
+    "Received",
+    "Energy",
+    "Memory",
+    "Parameters",
+    "Examples trained",
+    "Share",
+)
 SPLIT_HEADS = (
-    "Split",
-    "Accuracy",
     "Mean of devices",
     "Weakest device",
     "Time",
@@ -58,7 +74,7 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
         job_toml: The resolved job file, shown as it is.
         path: Where the page goes.
     """
-    devices = devices_of(result)
+    devices, measure = devices_of(result), measure_of(result)
     engine = str(result.get("engine", "?"))
     facts = [
         *(str(result[key]) for key in ("model", "data") if result.get(key)),
@@ -66,15 +82,14 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
         "simulated" if engine == "simulate" else engine,
         f"seed {result.get('seed', '?')}",
     ]
-    heads = ("Device", *ACCURACY_HEADS, *COST_HEADS)
     job = f"<details><summary>Job file</summary><pre>{escape(job_toml)}</pre></details>"
     body = [
         tiles(_headlines(result, devices)),
         *(
-            plot(name, figure, _describe(name, result, devices), CAPTIONS[name])
+            plot(name, figure, _describe(name, result, devices), _caption(name, measure))
             for name, figure in figures(result).items()
         ),
-        card("Devices", table(heads, (_device_cells(device) for device in devices), tall=True)),
+        _devices(devices, measure),
         _events(result),
         card("", job),
     ]
@@ -84,50 +99,63 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
 def write_compare_page(results: Mapping[str, Result], path: Path) -> Path:
     """Writes the report of the same job under several splits."""
     first = next(iter(results.values()), {})
-    ends = "; ".join(
-        f"{label} ends at {percent_text(_accuracy(result))}" for label, result in results.items()
-    )
-    alt = f"Accuracy over time under each split, and each device's final accuracy: {ends}."
-    accuracies = [
-        {str(device.get("name")): percent_text(number(device, "accuracy")) for device in devices_of(result)}
-        for result in results.values()
-    ]
-    names = dict.fromkeys(name for found in accuracies for name in found)
-    by_device = (row(escape(name), (found.get(name, MISSING) for found in accuracies)) for name in names)
-    by_split = (_split_cells(label, result) for label, result in results.items())
+    measure = measure_of(first)
+    results = {split_heading(label, result): result for label, result in results.items()}
+    ends = "; ".join(f"{label} ends at {measure.text(_overall(result))}" for label, result in results.items())
+    name = measure.key
+    alt = f"{name.capitalize()} over time under each split, and each device's final {name}: {ends}."
+    heads = ("Split", network_heading(results.values()).capitalize(), *SPLIT_HEADS)
+    by_split = ((escape(label), _split_cells(result)) for label, result in results.items())
     body = [
         tiles(
-            (label, percent_text(_accuracy(result)), f"in {seconds_text(number(result, 'seconds'))}")
+            (
+                label,
+                measure.text(_overall(result)),
+                f"{whose_network(result)}; in {seconds_text(number(result, 'seconds'))}",
+            )
             for label, result in results.items()
         ),
         plot("compare", compare_figure(results), alt),
-        card("Splits", table(SPLIT_HEADS, by_split)),
-        card("Final accuracy of each device", table(["Device", *results], by_device, tall=True)),
+        card("Splits", filled_table(heads, by_split)),
+        _by_device(results, measure),
     ]
     facts = [f"compared: {', '.join(results)}", f"seed {first.get('seed', '?')}"]
     return write_html(path, str(first.get("job", "run")), facts, body, "comparison")
 
 
+def _by_device(results: Mapping[str, Result], measure: Measure) -> str:
+    """What each device ended with; below it the size of its network, where sizes differ."""
+    columns = [{str(d.get("name")): d for d in devices_of(result)} for result in results.values()]
+    names = dict.fromkeys(name for column in columns for name in column)
+    sized = sizes_differ(results.values())
+    rows = (
+        (escape(name), [_final_cell(column.get(name, {}), measure, sized=sized) for column in columns])
+        for name in names
+    )
+    title = f"Final {measure.key} of each device ({len(names)})"
+    return card(title, filled_table(["Device", *results], rows, tall=True))
+
+
+def _final_cell(device: Device, measure: Measure, *, sized: bool) -> Cell:
+    return Cell(
+        measure.text(number(device, measure.key)), below=str(device.get("size") or "") if sized else ""
+    )
+
+
 def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str, str]]:
     """Name, figure and remark of each tile."""
-    shared = number(result, "accuracy") is not None
-    entries = [
-        (
-            "Accuracy",
-            percent_text(_accuracy(result)),
-            "of the merged network" if shared else "mean of devices",
-        )
-    ]
-    pairs = [(number(device, "accuracy_alone"), number(device, "accuracy")) for device in devices]
-    gains = [after - before for before, after in pairs if before is not None and after is not None]
+    measure = measure_of(result)
+    entries = [(measure.key.capitalize(), measure.text(_overall(result)), whose_network(result))]
+    pairs = [(number(device, measure.key_alone), number(device, measure.key)) for device in devices]
+    gains = [measure.gain(alone, after) for alone, after in pairs if alone is not None and after is not None]
     if gains:
         better = sum(gain > 0 for gain in gains)
-        note = f"points over training alone; {better} of {len(gains)} better off"
-        entries.append(("Mean gain", f"{100 * fmean(gains):+.1f}", note))
+        note = f"{measure.gains} over training alone; {better} of {len(gains)} better off"
+        entries.append(("Mean gain", f"{round(fmean(gains), 1) + 0.0:+.1f}", note))
     wall, rounds, merges = (number(result, key) for key in ("wall_seconds", "rounds", "merges"))
     notes = [
-        "" if rounds is None else f"{rounds:.0f} rounds",
-        "" if merges is None or merges == rounds else f"{merges:.0f} merges",
+        "" if rounds is None else counted(rounds, "round"),
+        "" if merges is None or merges == rounds else counted(merges, "merge"),
         "" if wall is None else f"computed in {seconds_text(wall)}",
     ]
     entries.append(
@@ -141,11 +169,17 @@ def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str
     return entries
 
 
-def _accuracy(result: Result) -> float | None:
-    """Of the merged network; of the devices on average where there is none."""
-    own = number(result, "accuracy")
-    values = [value for device in devices_of(result) if (value := number(device, "accuracy")) is not None]
+def _overall(result: Result) -> float | None:
+    """The measure of the merged network; of the devices on average where there is none."""
+    own = number(result, measure_of(result).key)
+    values = _ends(result)
     return own if own is not None or not values else fmean(values)
+
+
+def _ends(result: Result) -> list[float]:
+    """What each device ended with, but for those that were never measured."""
+    key = measure_of(result).key
+    return [value for device in devices_of(result) if (value := number(device, key)) is not None]
 
 
 def _total(devices: Iterable[Device], key: str) -> float | None:
@@ -153,13 +187,27 @@ def _total(devices: Iterable[Device], key: str) -> float | None:
     return sum(values) if values else None
 
 
+def _caption(name: str, measure: Measure) -> str:
+    return {
+        measure.key: "The merged network, where there is one, is bold; devices that are alike share a line.",
+        "together": f"{measure.key.capitalize()} of a device that trains on its own data only, "
+        "and of the same device taking part.",
+        "devices": "Waiting is time in which a device has nothing to do until others have answered.",
+        "topology": "Lines are direct links; messages between others pass through them.",
+    }[name]
+
+
 def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     """What a plot shows, for those who cannot see it."""
-    if name == "accuracy":
-        end = f"{percent_text(_accuracy(result))} after {seconds_text(number(result, 'seconds'))}"
-        return f"Line plot of accuracy over time for {len(devices)} devices, ending at {end}."
+    measure = measure_of(result)
+    if name == measure.key:
+        end = f"{measure.text(_overall(result))} after {seconds_text(number(result, 'seconds'))}"
+        return f"Line plot of {name} over time for {len(devices)} devices, ending at {end}."
     if name == "together":
-        return "Each device's accuracy alone and together with the others; the table below has the figures."
+        return (
+            f"Each device's {measure.key} alone and together with the others; "
+            "the table below has the figures."
+        )
     if name == "devices":
         return "Bars of each device's time, traffic and energy; the table below has the figures."
     topology = result.get("topology") or {}
@@ -169,13 +217,20 @@ def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     return f"Graph of {nodes} devices and {edges} links{centre}."
 
 
-def _device_cells(device: Device) -> str:
-    alone, together = number(device, "accuracy_alone"), number(device, "accuracy")
-    gain = f"<td>{MISSING}</td>"
-    if alone is not None and together is not None:
-        way = "up" if together >= alone else "down"
-        gain = f'<td class="{way}">{100 * (together - alone):+.1f}</td>'
-    costs = (
+def _devices(devices: Sequence[Device], measure: Measure) -> str:
+    compared = any(number(device, measure.key_alone) is not None for device in devices)
+    heads = ("Device", "Alone", "Together" if compared else measure.key.capitalize(), "Gain", *COST_HEADS)
+    rows = ((_device_name(device), _device_cells(device, measure)) for device in devices)
+    return card(f"Devices ({len(devices)})", filled_table(heads, rows, tall=True))
+
+
+def _device_cells(device: Device, measure: Measure) -> tuple[str | Cell, ...]:
+    alone, together = number(device, measure.key_alone), number(device, measure.key)
+    points = 0.0 if alone is None or together is None else measure.gain(alone, together)
+    return (
+        measure.text(alone),
+        measure.text(together),
+        Cell(measure.gain_text(alone, together), "up" if points > 0 else "down" if points < 0 else ""),
         seconds_text(number(device, "busy_seconds")),
         seconds_text(number(device, "waiting_seconds")),
         bytes_text(number(device, "bytes_sent")),
@@ -186,10 +241,6 @@ def _device_cells(device: Device) -> str:
         count_text(number(device, "examples")),
         percent_text(number(device, "share")),
     )
-    accuracies = (percent_text(alone), percent_text(together))
-    return (
-        row(_device_name(device), accuracies) + gain + "".join(f"<td>{escape(cost)}</td>" for cost in costs)
-    )
 
 
 def _device_name(device: Device) -> str:
@@ -197,8 +248,8 @@ def _device_name(device: Device) -> str:
     if device.get("size"):
         about.append(f"size {device['size']}")
     name = f"{escape(str(device.get('name', '?')))}<small>{escape(' · '.join(about))}</small>"
-    if device.get("size_reason"):
-        name += f'<small class="reason">size chosen: {escape(str(device["size_reason"]))}</small>'
+    if device.get("size_reason") not in (None, LARGEST):
+        name += f'<small class="reason">why not larger: {escape(str(device["size_reason"]))}</small>'
     lost = number(device, "lost_at_seconds")
     return name if lost is None else f'{name}<small class="lost">lost at {seconds_text(lost)}</small>'
 
@@ -221,20 +272,18 @@ def _events(result: Result) -> str:
     total = max(int(number(result, "num_notable") or 0), len(events))
     if total > MOST_EVENTS:
         content += f'<p class="quiet">The first {MOST_EVENTS} of {total}; trace.jsonl has them all.</p>'
-    return card("Notable events", content)
+    return card(f"Notable events ({total})", content)
 
 
-def _split_cells(label: str, result: Result) -> str:
-    devices = devices_of(result)
-    values = [value for device in devices if (value := number(device, "accuracy")) is not None]
+def _split_cells(result: Result) -> tuple[str, ...]:
+    devices, measure, values = devices_of(result), measure_of(result), _ends(result)
     rounds = number(result, "rounds")
-    cells = (
-        percent_text(number(result, "accuracy")),
-        percent_text(fmean(values) if values else None),
-        percent_text(min(values, default=None)),
+    return (
+        measure.text(number(result, measure.key)),
+        measure.text(fmean(values) if values else None),
+        measure.text(min(values, default=None)),
         seconds_text(number(result, "seconds")),
         bytes_text(_total(devices, "bytes_sent")),
         energy_text(_total(devices, "energy_joules")),
         MISSING if rounds is None else f"{rounds:.0f}",
     )
-    return row(escape(label), cells)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from manyhands.report.atomic import write_atomically
 from manyhands.report.graph import topology_figure
@@ -30,27 +31,31 @@ from manyhands.report.look import (
 )
 from manyhands.report.reading import (
     Curve,
+    Measure,
     Result,
     Row,
     device_rows,
     devices_of,
+    measure_of,
     median_curve,
+    names_text,
     number,
     plain,
     points_of,
+    same_curves,
+    split_heading,
 )
 from manyhands.report.units import (
     bytes_scale,
     bytes_text,
     energy_scale,
     energy_text,
-    percent_text,
     seconds_scale,
 )
 
 __all__ = [
-    "accuracy_figure",
     "compare_figure",
+    "curves_figure",
     "devices_figure",
     "figures",
     "save_compare_png",
@@ -67,7 +72,7 @@ WIDTH = 9.0
 def figures(result: Result) -> dict[str, Figure]:
     """All plots of a run by name, leaving out those it has no data for."""
     drawn = {
-        "accuracy": accuracy_figure(result),
+        measure_of(result).key: curves_figure(result),
         "together": together_figure(result),
         "devices": devices_figure(result),
         "topology": topology_figure(result),
@@ -88,43 +93,47 @@ def save_compare_png(results: Mapping[str, Result], folder: Path) -> Path:
     return write_atomically(Path(folder) / "compare.png", png_bytes(compare_figure(results)))
 
 
-def accuracy_figure(result: Result) -> Figure | None:
-    """Accuracy over time: the global network bold, each device thin (or their range, where they are many)."""
-    overall = points_of(result)
-    curves = {plain(d.get("name", "?")): c for d in devices_of(result) if (c := points_of(d)) is not None}
-    baseline = points_of(result.get("baseline") or {})
-    everything = [c for c in (overall, baseline, *curves.values()) if c is not None]
+def curves_figure(result: Result) -> Figure | None:
+    """How good networks are over time: the global one bold, each device thin (or their range, if many)."""
+    measure = measure_of(result)
+    overall = points_of(result, measure)
+    named = [(str(d.get("name", "?")), points_of(d, measure)) for d in devices_of(result)]
+    curves = [(name, curve) for name, curve in named if curve is not None]
+    baseline = points_of(result.get("baseline") or {}, measure)
+    everything = [c for c in (overall, baseline, *(c for _, c in curves)) if c is not None]
     if not everything:
         return None
     figure = make_figure(WIDTH, 4.4)
     axes = figure.add_subplot()
-    factor, unit = seconds_scale(max(c.seconds[-1] for c in everything))
-    if len(curves) <= MOST_CURVES:
-        for i, (name, curve) in enumerate(curves.items()):
-            label = f"{name}  {percent_text(curve.accuracy[-1])}"
+    factor, unit = seconds_scale(max(c.x[-1] for c in everything))
+    groups = same_curves(curves)
+    if len(groups) <= MOST_CURVES:
+        for i, (names, curve) in enumerate(groups):
+            label = f"{plain(names_text(names))}  {measure.text(curve.values[-1])}"
             _draw_curve(axes, curve, factor, label=label, linewidth=1.2, alpha=0.9, **line_style(i))
-    elif (middle := median_curve(list(curves.values()))) is not None:
+    elif (middle := median_curve([c for _, c in curves])) is not None:
         _draw_curve(
             axes, middle, factor, label=f"median of {len(curves)} devices", color=SERIES[0], linewidth=1.4
         )
     if baseline is not None:
         split = plain((result.get("baseline") or {}).get("split") or "baseline")
-        label = f"{split}  {percent_text(baseline.accuracy[-1])}"
+        label = f"{split}  {measure.text(baseline.values[-1])}"
         _draw_curve(axes, baseline, factor, label=label, color=MUTED, linewidth=1.6, linestyle=(0, (1, 1.5)))
     if overall is not None:
-        label = f"together  {percent_text(overall.accuracy[-1])}"
+        label = f"merged network  {measure.text(overall.values[-1])}"
         _draw_curve(axes, overall, factor, label=label, color=INK, linewidth=2.8, zorder=5)
-    _finish_curves(figure, axes, unit, title="Accuracy over time")
+    _finish_curves(figure, axes, unit, measure)
     return figure
 
 
 def _draw_curve(axes: Axes, curve: Curve, factor: float, *, label: str, **style: Any) -> None:
-    # A single point would be an invisible line.
-    marker = "o" if len(curve.seconds) == 1 else ""
-    axes.plot(curve.seconds / factor, curve.accuracy, label=label, marker=marker, markersize=5, **style)
+    # A single point would be an invisible line; as a dot it may reach over the edge.
+    single = len(curve.x) == 1
+    style = {"marker": "o" if single else "", "clip_on": not single, **style}
+    axes.plot(curve.x / factor, curve.values, label=label, markersize=5, **style)
     if curve.low is not None and curve.high is not None:
         axes.fill_between(
-            curve.seconds / factor,
+            curve.x / factor,
             curve.low,
             curve.high,
             color=style.get("color"),
@@ -134,14 +143,12 @@ def _draw_curve(axes: Axes, curve: Curve, factor: float, *, label: str, **style:
         )
 
 
-def _finish_curves(figure: Figure, axes: Axes, unit: str, *, title: str) -> None:
-    style_axes(axes, title=title)
-    axes.set_xlabel(f"time ({unit})")
-    axes.set_ylabel("accuracy")
-    axes.yaxis.set_major_formatter(_percent)
+def _finish_curves(figure: Figure, axes: Axes, unit: str, measure: Measure) -> None:
+    _label_curves(axes, unit, measure)
     axes.set_xlim(0, max(float(np.max(line.get_xdata())) for line in axes.get_lines()) or 1.0)
     bottom, top = axes.get_ylim()
-    axes.set_ylim(max(bottom, 0), 1.005 if top > 0.7 else top)
+    if measure.bounded:
+        axes.set_ylim(max(bottom, 0), 1.005 if top > 0.7 else top)
     # The best comes first, as the lines end at the right; what stands for everyone before single devices.
     lines = [line for line in axes.get_lines() if not str(line.get_label()).startswith("_")]
     lines.sort(key=lambda line: (line.get_zorder(), np.asarray(line.get_ydata())[-1]), reverse=True)
@@ -149,9 +156,11 @@ def _finish_curves(figure: Figure, axes: Axes, unit: str, *, title: str) -> None
     style_legend(figure.legend(handles, [str(h.get_label()) for h in handles], loc="outside right upper"))
 
 
-def _percent(fraction: float, _position: float | None = None) -> str:
-    """Of a tick: as many decimals as it needs."""
-    return f"{100 * fraction:.4g} %"
+def _label_curves(axes: Axes, unit: str, measure: Measure) -> None:
+    style_axes(axes, title=f"{measure.key.capitalize()} over time")
+    axes.set_xlabel(f"time ({unit})")
+    axes.set_ylabel(measure.label)
+    axes.yaxis.set_major_formatter(measure.tick)
 
 
 def devices_figure(result: Result) -> Figure | None:
@@ -163,6 +172,8 @@ def devices_figure(result: Result) -> Figure | None:
         return None
     figure = make_figure(WIDTH, 1.5 + 0.42 * len(rows))
     left, middle, right = figure.subplots(1, 3, sharey=True, gridspec_kw={"width_ratios": (1.15, 1.15, 1)})
+    if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
+        engine.set(wspace=0.06)
     _draw_time(left, rows)
     _draw_traffic(middle, rows)
     _draw_energy(right, rows)
@@ -225,8 +236,9 @@ def _column(rows: Sequence[Row], key: str) -> list[float]:
 def _write_values(axes: Axes, values: Sequence[tuple[float, float, str]], size: float = SMALL) -> None:
     """At each place, a text just beyond the end of the bar there."""
     for place, end, text in values:
-        beyond: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center_baseline"}
-        axes.annotate(text, (end, place), color=MUTED, fontsize=size, **beyond)
+        gap, side = (4, "left") if end >= 0 else (-4, "right")
+        beyond: dict[str, Any] = {"xytext": (gap, 0), "textcoords": "offset points", "ha": side}
+        axes.annotate(text, (end, place), color=MUTED, fontsize=size, va="center_baseline", **beyond)
 
 
 def _finish_bars(axes: Axes, values: Sequence[float], factor: float, *, title: str, xlabel: str) -> None:
@@ -253,24 +265,23 @@ def _label_rows(axes: Axes, labels: Sequence[str]) -> None:
 
 
 def together_figure(result: Result) -> Figure | None:
-    """What each device got out of taking part: its accuracy alone, and together with the others."""
-    compared = [
-        device
-        for device in devices_of(result)
-        if number(device, "accuracy") is not None and number(device, "accuracy_alone") is not None
-    ]
-    rows = device_rows(compared, ("accuracy_alone", "accuracy"), most=MOST_ROWS)
+    """What each device got out of taking part: how good it is alone, and together with the others."""
+    measure = measure_of(result)
+    keys = (measure.key_alone, measure.key)
+    compared = [d for d in devices_of(result) if all(number(d, key) is not None for key in keys)]
+    rows = device_rows(compared, keys, most=MOST_ROWS)
     if not rows:
         return None
     figure = make_figure(WIDTH, 1.4 + 0.36 * len(rows))
     axes = figure.add_subplot()
-    alone, together = _column(rows, "accuracy_alone"), _column(rows, "accuracy")
+    alone, together = (_column(rows, key) for key in keys)
     for i, (before, after) in enumerate(zip(alone, together, strict=True)):
-        colour = SERIES[0] if after >= before else SERIES[1]
+        points = measure.gain(before, after)
+        colour = SERIES[0] if points > 0 else SERIES[1] if points < 0 else COLOURS["grey"]
         axes.plot([before, after], [i, i], color=colour, linewidth=3, alpha=0.35, solid_capstyle="round")
         axes.plot(after, i, "o", color=colour, markersize=8)
-        gain = f"{percent_text(after)}  ({100 * (after - before):+.1f})"
-        place, side = ((9, 0), "left") if after >= before else ((-9, 0), "right")
+        gain = f"{measure.text(after)}  ({measure.gain_text(before, after)})"
+        place, side = ((9, 0), "left") if points >= 0 else ((-9, 0), "right")
         axes.annotate(
             gain,
             (after, i),
@@ -287,22 +298,23 @@ def together_figure(result: Result) -> Figure | None:
     style_axes(
         axes, title="What each kind gained, on average" if many else "What each device gained", grid="x"
     )
-    axes.set_xlabel("accuracy")
-    axes.xaxis.set_major_formatter(_percent)
+    axes.set_xlabel(measure.label)
+    axes.xaxis.set_major_formatter(measure.tick)
     axes.locator_params(axis="x", nbins=6, steps=[1, 2, 5, 10])
     _label_rows(axes, [row.label for row in rows])
     low, high = min([*alone, *together]), max([*alone, *together])
-    room = max(high - low, 0.02)
+    room = max(high - low, 2 / measure.factor)
     axes.set_xlim(low - 0.25 * room, high + 0.3 * room)
     style_legend(axes.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, handletextpad=0.2))
     return figure
 
 
 def compare_figure(results: Mapping[str, Result]) -> Figure:
-    """The same job under several splits: accuracy over time, and what each device ended with."""
-    results = {plain(label): result for label, result in results.items()}
+    """The same job under several splits: the measure over time, and what each device ended with."""
+    measure = measure_of(next(iter(results.values()), {}))
+    results = {plain(split_heading(label, result)): result for label, result in results.items()}
     rows = {
-        label: device_rows(devices_of(result), ("accuracy",), most=MOST_CURVES)
+        label: device_rows(devices_of(result), (measure.key,), most=MOST_CURVES)
         for label, result in results.items()
     }
     names = list(dict.fromkeys(row.label for entries in rows.values() for row in entries))
@@ -316,15 +328,15 @@ def compare_figure(results: Mapping[str, Result]) -> Figure:
     curves = {
         label: curve for label, result in results.items() if (curve := _overall_curve(result)) is not None
     }
-    factor, unit = seconds_scale(max((c.seconds[-1] for c in curves.values()), default=1.0))
+    factor, unit = seconds_scale(max((c.x[-1] for c in curves.values()), default=1.0))
     height = 0.8 / max(len(results), 1)
     for i, label in enumerate(results):
         if label in curves:
             _draw_curve(left, curves[label], factor, label=label, linewidth=2.2, **line_style(i))
-        values = {row.label: row.values["accuracy"] for row in rows[label]}
+        values = {row.label: row.values[measure.key] for row in rows[label]}
         bars = [(names.index(name), value) for name, value in values.items() if value is not None]
         offset = (i - (len(results) - 1) / 2) * height
-        _write_values(right, [(place + offset, value, percent_text(value)) for place, value in bars], 7.0)
+        _write_values(right, [(place + offset, value, measure.text(value)) for place, value in bars], 7.0)
         right.barh(
             [place + offset for place, _ in bars],
             [value for _, value in bars],
@@ -332,28 +344,29 @@ def compare_figure(results: Mapping[str, Result]) -> Figure:
             color=line_style(i)["color"],
             label=label,
         )
-    _finish_compare(figure, left, right, unit, names)
+    _label_curves(left, unit, measure)
+    _finish_compare(figure, left, right, measure, names)
     return figure
 
 
 def _overall_curve(result: Result) -> Curve | None:
     """The global network's curve; without one (as when nobody exchanges) the median of the devices."""
-    curves = [curve for device in devices_of(result) if (curve := points_of(device)) is not None]
-    return points_of(result) or median_curve(curves)
+    measure = measure_of(result)
+    curves = [curve for device in devices_of(result) if (curve := points_of(device, measure)) is not None]
+    return points_of(result, measure) or median_curve(curves)
 
 
-def _finish_compare(figure: Figure, left: Axes, right: Axes, unit: str, names: Sequence[str]) -> None:
-    style_axes(left, title="Accuracy over time")
-    left.set_xlabel(f"time ({unit})")
-    left.set_ylabel("accuracy")
-    left.yaxis.set_major_formatter(_percent)
+def _finish_compare(figure: Figure, left: Axes, right: Axes, measure: Measure, names: Sequence[str]) -> None:
     left.set_xlim(left=0)
-    left.set_ylim(0, 1.005)
-    style_axes(right, title="Final accuracy of each device", grid="x")
-    right.set_xlabel("accuracy")
-    right.set_xlim(0, 1.18)
-    right.set_xticks([0, 0.25, 0.5, 0.75, 1])
-    right.xaxis.set_major_formatter(_percent)
+    style_axes(right, title=f"Final {measure.key} of each device", grid="x")
+    right.set_xlabel(measure.label)
+    right.xaxis.set_major_formatter(measure.tick)
+    if measure.bounded:
+        left.set_ylim(0, 1.005)
+        right.set_xlim(0, 1.18)
+        right.set_xticks([0, 0.25, 0.5, 0.75, 1])
+    else:
+        right.margins(x=0.18)
     _label_rows(right, names)
     handles, labels = right.get_legend_handles_labels()
     style_legend(figure.legend(handles, labels, loc="outside upper left", ncols=max(len(labels), 1)))

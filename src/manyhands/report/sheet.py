@@ -67,10 +67,11 @@ th, td {
 }
 thead th {
   position: sticky; top: 0; z-index: 2; background: var(--surface); color: var(--muted); font-weight: 500;
+  white-space: normal; vertical-align: bottom;
 }
 .figures :is(th, td):not(:first-child) { text-align: right; }
 tbody th { font-weight: 600; position: sticky; left: 0; background: var(--surface); }
-tbody th small { display: block; color: var(--muted); font-weight: 400; }
+tbody small { display: block; color: var(--muted); font-weight: 400; }
 tbody th small.reason { white-space: normal; }
 td.long { white-space: normal; width: 99%; min-width: 14rem; }
 tbody tr:last-child > * { border-bottom: 0; }
@@ -90,8 +91,11 @@ footer { color: var(--muted); font-size: .8rem; overflow-wrap: anywhere; }
 }
 @media print {
   body { max-width: none; background: none; }
-  .tall { max-height: none; }
-  .card { break-inside: avoid; }
+  .scroll, .tall { max-height: none; overflow: visible; }
+  thead th, tbody th { position: static; }
+  .figures :is(th, td) { white-space: normal; padding: .3rem; }
+  table { font-size: .7rem; }
+  .tiles .card, figure, tr { break-inside: avoid; }
 }
 """
 )

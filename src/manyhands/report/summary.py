@@ -8,6 +8,7 @@ from typing import Any
 
 from manyhands.fleet import Fleet
 from manyhands.hand import Facts
+from manyhands.report.reading import MEASURES, Measure
 
 __all__ = ["NOTABLE", "SCHEMA", "DeviceTally", "Tally"]
 
@@ -44,11 +45,17 @@ class DeviceTally:
     bytes_sent: int = 0
     bytes_received: int = 0
     accuracy: float | None = None
+    score: float | None = None
     loss: float | None = None
     down_seconds: float = 0.0
     lost_at_seconds: float | None = None
     finished: bool = False
     curve: list[dict[str, Any]] = field(default_factory=list)
+
+    def end(self, measure: Measure) -> float | None:
+        """How good its network was when it was last measured."""
+        value: float | None = getattr(self, measure.key)
+        return value
 
 
 class Tally:
@@ -56,9 +63,12 @@ class Tally:
 
     Args:
         hosts: Hand -> the device it lives on. What the coordinator's hand spends is its host's.
+        measure: What networks are judged by, a key of `MEASURES`; who shows the tally needs to know it
+            before the first network is measured.
     """
 
-    def __init__(self, hosts: Mapping[str, str]) -> None:
+    def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy") -> None:
+        self.measure = MEASURES[measure]
         self.seconds = 0.0
         self.round = 0
         self.num_events = 0
@@ -92,11 +102,11 @@ class Tally:
         elif kind == "round":
             device.rounds = event["round"]
         elif kind == "evaluated":
-            device.accuracy = event["accuracy"]
-            device.curve.append(_point(event))
+            device.accuracy, device.score = event.get("accuracy"), event.get("score")
+            device.curve.append(_point(event) | {"examples": device.examples})
         elif kind == "merged":
             self.round = event["round"]
-            if "accuracy" in event:
+            if MEASURES.keys() & event.keys():
                 self.curve.append(_point(event))
         elif kind == "finished":
             self.finished.add(hand)
@@ -134,7 +144,9 @@ class Tally:
                     **statics[device.name],
                     "rounds": tally.rounds,
                     "accuracy": tally.accuracy,
+                    "score": tally.score,
                     "accuracy_alone": None,
+                    "score_alone": None,
                     "loss": tally.loss,
                     "flops": tally.flops,
                     "examples": tally.examples,
@@ -153,4 +165,4 @@ class Tally:
 
 
 def _point(event: Facts) -> dict[str, Any]:
-    return {key: event.get(key) for key in ("seconds", "round", "accuracy", "loss")}
+    return {key: event.get(key) for key in ("seconds", "round", *MEASURES, "loss", "examples")}

@@ -12,6 +12,7 @@ __all__ = [
     "bytes_scale",
     "bytes_text",
     "count_text",
+    "counted",
     "energy_scale",
     "energy_text",
     "memory_text",
@@ -85,6 +86,11 @@ def count_text(count: float | None) -> str:
 def percent_text(fraction: float | None) -> str:
     """For example ``94.1 %``."""
     return MISSING if fraction is None or not math.isfinite(fraction) else f"{100 * fraction:.1f} %"
+
+
+def counted(count: float, thing: str) -> str:
+    """For example ``1 round`` and ``20 rounds``."""
+    return f"{count:.0f} {thing}" if round(count) == 1 else f"{count:.0f} {thing}s"
 
 
 def _energy_units(joules: float) -> Sequence[Scale]:

@@ -112,9 +112,18 @@ def _nested_widths(networks: Networks, used: list[str]) -> dict[str, Layout]:
             for number, index in enumerate(_shell(_corner(smaller.get(name)), tuple(tensor.shape)))
         }
         statistics = {f"statistics/{size}": {name: Part(name) for name in counted}} if counted else {}
-        layouts[size] = {**shells, **statistics}
+        layouts[size] = {**_plain(shells, trained), **statistics}
         smaller = trained
     return layouts
+
+
+def _plain(shells: Mapping[str, Mapping[str, Part]], state: State) -> dict[str, dict[str, Part]]:
+    """The shells of a state; a slice that is all of its tensor is the tensor itself, which is not copied."""
+
+    def simplest(part: Part) -> Part:
+        return Part(part.tensor) if part.view(state).shape == state[part.tensor].shape else part
+
+    return {block: {name: simplest(part) for name, part in parts.items()} for block, parts in shells.items()}
 
 
 def _check_nested(smaller: State, larger: State, small: str, large: str) -> None:

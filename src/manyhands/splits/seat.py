@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from pydantic import Field, NonNegativeFloat, model_validator
@@ -16,7 +16,13 @@ from manyhands.settings import Section
 __all__ = ["Networks", "Seat", "Split", "SplitSection"]
 
 
-_READERS = {"stem": "stem", "branch_dropout": "cascade", "distillation": "depth", "scaler": "width"}
+_READERS = {
+    "stem": "stem",
+    "branch_dropout": "cascade",
+    "supervise": "cascade",
+    "distillation": "depth",
+    "scaler": "width",
+}
 """Settings, and the form that reads each."""
 
 
@@ -27,14 +33,25 @@ class SplitSection(Section):
     form: FormName = "cascade"
     stem: tuple[str, ...] = Field(default=("stem",), min_length=1)
     branch_dropout: float = Field(default=0.5, ge=0, lt=1)
+    supervise: Literal["sum", "each"] = "sum"
     distillation: NonNegativeFloat = 0.0
     scaler: bool = False
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_form_is_of_capacity(cls, said: Any) -> Any:
+        return {"by": "capacity", **said} if isinstance(said, dict) and "form" in said else said
 
     @model_validator(mode="after")
     def _fits_the_form(self) -> SplitSection:
         for key, form in _READERS.items():
             if getattr(self, key) != SplitSection.model_fields[key].default and self.form != form:
-                raise ValueError(f'{key} is read by form = "{form}" alone, and this one is "{self.form}"')
+                raise ValueError(f'{key} is read by by = "capacity", form = "{form}" alone')
+        if (
+            self.supervise == "each"
+            and self.branch_dropout != SplitSection.model_fields["branch_dropout"].default
+        ):
+            raise ValueError('branch_dropout is read by supervise = "sum" alone')
         return self
 
     def under(self, label: str) -> SplitSection:
@@ -54,7 +71,7 @@ class SplitSection(Section):
         """The form in which networks are built: a split that cuts none apart takes them as they are."""
         if self.by != "capacity":
             return PLAIN
-        return Form(self.form, self.branch_dropout, self.distillation, self.scaler)
+        return Form(self.form, self.branch_dropout, self.distillation, self.scaler, self.supervise == "each")
 
 
 @dataclass(frozen=True)

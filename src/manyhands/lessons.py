@@ -1,0 +1,203 @@
+"""Lessons: how the devices of a job learn, and how well a network has learned.
+
+A job learns from labelled examples, dealt out among its devices, or from a game that each of them plays. What
+comes after this layer (sizes, team, run) is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol
+
+from manyhands.blocks import Layout, Weights
+from manyhands.data import Dataset, Examples, plan_shares, train_validation
+from manyhands.data import Progress as ReadingProgress
+from manyhands.data import load as load_data
+from manyhands.fleet import Device, Fleet
+from manyhands.games import Game, load_game
+from manyhands.hand import Facts, Work
+from manyhands.job import Job
+from manyhands.learn.optimizers import num_slots
+from manyhands.learn.reinforcement import PracticePhase, score_of
+from manyhands.learn.supervised import LocalPhase, accuracy_of
+from manyhands.learn.transfer import settled_on
+from manyhands.learn.workspace import Architecture
+from manyhands.replica import Blocks, Replica
+from manyhands.seeds import numpy_generator
+
+__all__ = ["Lessons", "Material", "MeasureName", "Phase", "give_lessons", "load_material", "share_out"]
+
+Material = Dataset | Game
+"""What a job learns from. Either has a name, the shape of an input, and a class for each output."""
+
+MeasureName = Literal["accuracy", "score"]
+
+
+class Phase(Protocol):
+    """One device's way of learning, as the rest of a run sees it."""
+
+    @property
+    def device(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def architecture(self) -> Architecture:
+        """The network it trains."""
+        ...
+
+    @property
+    def torch_device(self) -> str:
+        """Where it computes."""
+        ...
+
+    @property
+    def num_examples(self) -> int:
+        """How much it learns from: the weight of its updates."""
+        ...
+
+    @property
+    def flops(self) -> float:
+        """What one phase costs."""
+        ...
+
+    def work(self, replica: Replica, blocks: Blocks, number: int) -> Work:
+        """One local phase, after taking over the blocks."""
+        ...
+
+    def settle(self, replica: Replica, blocks: Blocks) -> Work:
+        """Takes over the blocks without training."""
+        ...
+
+
+class Lessons(Protocol):
+    """What the devices of one run learn from."""
+
+    measure: MeasureName
+
+    def phase(
+        self, device: Device, size: str, architecture: Architecture, layout: Layout, keep_optimizer: bool
+    ) -> Phase:
+        """How a device learns with a network of a size."""
+        ...
+
+    def memory_bytes(self, device: Device, size: str, architecture: Architecture) -> int:
+        """What learning with a network of this size takes the device."""
+        ...
+
+    def look(self, architecture: Architecture, weights: Weights, torch_device: str) -> Facts:
+        """How good a network is: the fact that `measure` names, and ``loss``."""
+        ...
+
+
+def load_material(job: Job, progress: ReadingProgress | None = None) -> Material:
+    """Reads what the job learns from.
+
+    Raises:
+        JobError: It is not there.
+        RunError: It could not be fetched.
+    """
+    if job.game.name is not None:
+        return load_game(job.game)
+    return load_data(job.data, seed=job.seed, progress=progress)
+
+
+def give_lessons(job: Job, material: Material, fleet: Fleet) -> Lessons:
+    """Prepares what each device of the fleet learns from."""
+    if isinstance(material, Game):
+        return _Arcade(job, material)
+    return _Classroom(job, share_out(job, material.train, fleet), material.test)
+
+
+def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]:
+    """Each device's training examples; its validation fifth stays with it, unused in training."""
+    labels = examples.y.numpy()
+    shares = plan_shares(
+        labels,
+        [device.share or 0.0 for device in fleet.devices],
+        rng=numpy_generator(job.seed, "shares"),
+        kind=job.data.shares,
+        alpha=job.data.alpha,
+        classes_per_device=job.data.classes_per_device,
+    )
+    parts = {}
+    for device, share in zip(fleet.devices, shares, strict=True):
+        rng = numpy_generator(job.seed, device.name, "validation")
+        train, _ = train_validation(share, labels, rng, job.data.validation)
+        parts[device.name] = examples.take(train)
+    return parts
+
+
+class _Classroom:
+    """Labelled examples, some to each device; networks are measured on the test set."""
+
+    measure: MeasureName = "accuracy"
+
+    def __init__(self, job: Job, shares: Mapping[str, Examples], test: Examples) -> None:
+        self._job, self._shares = job, shares
+        limit = job.run.evaluate_examples
+        self._test = test if limit is None else test.spread(limit)
+        self._settled: dict[str, Examples] = {}
+
+    def phase(
+        self, device: Device, _size: str, architecture: Architecture, layout: Layout, keep_optimizer: bool
+    ) -> Phase:
+        job = self._job
+        return LocalPhase(
+            device.name,
+            architecture,
+            layout,
+            self._shares[device.name],
+            job.learn,
+            job.seed,
+            device.torch_device,
+            job.exchange.send,
+            keep_optimizer,
+        )
+
+    def memory_bytes(self, _device: Device, _size: str, architecture: Architecture) -> int:
+        learn = self._job.learn
+        return architecture.cost.memory_bytes(learn.batch_size, num_slots(learn))
+
+    def look(self, architecture: Architecture, weights: Weights, torch_device: str) -> Facts:
+        if torch_device not in self._settled:
+            self._settled[torch_device] = settled_on(self._test, torch_device)
+        return dict(accuracy_of(architecture, weights, self._settled[torch_device], torch_device))
+
+
+class _Arcade:
+    """A game that every device plays by itself; networks are measured by test episodes."""
+
+    measure: MeasureName = "score"
+
+    def __init__(self, job: Job, game: Game) -> None:
+        self._job, self._game = job, game
+
+    def phase(
+        self, device: Device, size: str, architecture: Architecture, layout: Layout, keep_optimizer: bool
+    ) -> PracticePhase:
+        job = self._job
+        return PracticePhase(
+            device.name,
+            architecture,
+            layout,
+            self._game,
+            job.play,
+            job.learn,
+            job.seed,
+            job.play.replay_of(size),
+            device.interaction_rate,
+            device.torch_device,
+            job.exchange.send,
+            keep_optimizer,
+        )
+
+    def memory_bytes(self, device: Device, size: str, architecture: Architecture) -> int:
+        learn = self._job.learn
+        # The target network is one more copy of the weights.
+        network = architecture.cost.memory_bytes(learn.batch_size, num_slots(learn) + 1)
+        return network + self.phase(device, size, architecture, {}, False).memory_bytes
+
+    def look(self, architecture: Architecture, weights: Weights, torch_device: str) -> Facts:
+        job = self._job
+        return dict(score_of(architecture, weights, self._game, job.play, job.seed, torch_device))
