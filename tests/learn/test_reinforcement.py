@@ -227,6 +227,7 @@ def test_memory_is_kept_in_pieces_up_to_its_size() -> None:
     assert [outcome.facts["remembered"] for outcome in outcomes] == [3] * 5
     assert len(replica.memory) == 3
     assert replica.memory[-1] is outcomes[-1].weights["experience"]
+    assert all(piece.lasting for piece in replica.memory)  # checkpoints write each of them once
     held = sum(piece.nbytes for piece in replica.memory)
     assert held < made.memory_bytes
     blocks = {"model": outcomes[-1].weights["update/model"]}
