@@ -31,11 +31,18 @@ class Architecture:
     """A network without weights: how to build it, and what one example costs.
 
     Architectures with equal keys are the same, so that devices can share the network they compute in.
+
+    Attributes:
+        key: What tells it from others.
+        build: Makes one.
+        cost: Of one example.
+        classes: Which classes its scores are for, in order, where these are not all.
     """
 
     key: Hashable
     build: Callable[[], nn.Module]
     cost: Cost
+    classes: tuple[int, ...] | None = None
 
 
 _workspaces = threading.local()

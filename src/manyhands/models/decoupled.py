@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyhands.models.grouped import GroupedConv2d, GroupedLinear
 from manyhands.models.mobilenet_v2 import InvertedResidual
 from manyhands.models.squeezenet import Fire
 
-__all__ = ["CannotDecouple", "Choose", "GroupedLinear", "Sets", "decouple"]
+__all__ = ["CannotDecouple", "Choose", "Decoupled", "Sets", "decouple", "layers_to_choose"]
 
 Sets = tuple[Tensor, ...]
 """For each class, which channels of a layer are its own."""
@@ -39,28 +41,24 @@ _ANY_CHANNELS = (
 )
 
 
+@dataclass(frozen=True)
+class Decoupled:
+    """The network of some classes.
+
+    Attributes:
+        module: The network.
+        by_class: The tensors of its state that have rows for each class by itself, class after class.
+    """
+
+    module: nn.Module
+    by_class: frozenset[str]
+
+
 class CannotDecouple(ValueError):
     """A layer of which no class can have a part of its own."""
 
 
-class GroupedLinear(nn.Module):
-    """A dense layer for each group: [N, groups * inputs] to [N, groups * outputs]."""
-
-    def __init__(self, groups: int, weight: Tensor, bias: Tensor) -> None:
-        super().__init__()
-        self.groups = groups
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The products of all groups at once."""
-        groups, (rows, inputs) = self.groups, self.weight.shape
-        grouped = x.view(len(x), groups, inputs).transpose(0, 1)
-        weight = self.weight.view(groups, rows // groups, inputs).transpose(1, 2)
-        y = torch.baddbmm(self.bias.view(groups, 1, -1), grouped, weight)
-        return y.transpose(0, 1).reshape(len(x), rows)
-
-
-def decouple(model: nn.Module, first: str, classes: Sequence[int], choose: Choose) -> tuple[nn.Module, str]:
+def decouple(model: nn.Module, first: str, classes: Sequence[int], choose: Choose) -> Decoupled:
     """The network of some classes, with the weights that these have in a whole network.
 
     Args:
@@ -68,9 +66,6 @@ def decouple(model: nn.Module, first: str, classes: Sequence[int], choose: Choos
         first: The first layer that is decoupled, by its name in the network or the end of it.
         classes: Which classes, in the order of the new network's scores.
         choose: Which channels of each layer each of these classes has; not asked for the last layer.
-
-    Returns:
-        A new network, and the full name of the layer that `first` names.
 
     Raises:
         CannotDecouple: There is no such layer, or a layer after it is of a kind that cannot be decoupled.
@@ -81,7 +76,20 @@ def decouple(model: nn.Module, first: str, classes: Sequence[int], choose: Choos
         raise CannotDecouple(f"{first!r} must name one of {', '.join(layers)}")
     walk = _Walk(named[0], layers[-1], tuple(classes), choose)
     new, _ = walk(model, "", _Flow(None, 0))
-    return new, named[0]
+    tensors = {name for name, tensor in new.state_dict().items() if tensor.dim()}
+    return Decoupled(new, frozenset(name for name in tensors if name.rpartition(".")[0] in walk.own))
+
+
+def layers_to_choose(model: nn.Module, first: str) -> list[str]:
+    """The layers of whose channels every class is given some: those that `decouple` asks for."""
+    asked: list[str] = []
+
+    def note(layer: str, _channels: int) -> Sets:
+        asked.append(layer)
+        return (torch.tensor([0]),)
+
+    decouple(model, first, (0,), note)
+    return asked
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,17 @@ class _Walk:
     classes: tuple[int, ...]
     choose: Choose
     begun: bool = False
+    own: set[str] = field(default_factory=set)
 
     def __call__(self, module: nn.Module, name: str, flow: _Flow) -> tuple[nn.Module, _Flow]:
         """The layer for the classes, and what comes out of it."""
         self.begun = self.begun or name == self.first
+        new, flow = self._made(module, name, flow)
+        if flow.sets is not None:
+            self.own.add(name)
+        return new, flow
+
+    def _made(self, module: nn.Module, name: str, flow: _Flow) -> tuple[nn.Module, _Flow]:
         if isinstance(module, nn.Sequential):
             return self._chain(module, name, flow)
         if isinstance(module, Fire):
@@ -162,7 +177,8 @@ class _Walk:
         new = copy.deepcopy(module)
         given = flow.sets
         if module.adds and given is not None:
-            inner = _Walk(self.first, self.last, self.classes, self._same_at_the_end(name, given), begun=True)
+            choose = self._same_at_the_end(name, given)
+            inner = _Walk(self.first, self.last, self.classes, choose, begun=True, own=self.own)
         else:
             inner = self
         new.layers, flow = inner(module.layers, f"{name}.layers", flow)  # type: ignore[assignment]
@@ -214,8 +230,19 @@ def _cut(module: nn.Conv2d | nn.Linear, flow: _Flow, sets: Sets) -> nn.Module:
 def _convolution(
     like: nn.Conv2d, weight: Tensor, bias: Tensor | None, kept: Tensor, inputs: int, groups: int
 ) -> nn.Conv2d:
-    new = copy.deepcopy(like)
-    new.in_channels, new.out_channels, new.groups = inputs, len(kept), groups
+    given: Any = like  # its pairs are any tuples to mypy
+    new = GroupedConv2d(
+        inputs,
+        len(kept),
+        given.kernel_size,
+        given.stride,
+        given.padding,
+        given.dilation,
+        groups,
+        bias is not None,
+        given.padding_mode,
+        device="meta",  # where no first weights are drawn
+    ).train(like.training)
     new.weight = nn.Parameter(weight.clone())
     new.bias = None if bias is None else nn.Parameter(bias.detach()[kept].clone())
     return new

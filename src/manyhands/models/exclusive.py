@@ -1,15 +1,15 @@
 """How exclusively each filter of a network serves each class, and which filters a class is given for its own.
 
-The score follows from one pass over labelled examples. For an example of class *c* and a filter with activations
-*a*, the first-order effect of leaving the filter out on the score of *c* is ``|sum(a * d score / d a)|``, summed
-over the map. Averaged over the examples of a class this is the filter's *worth* to it. Worths are scaled so that
-every class has the same total in a layer; a filter's *exclusiveness* for a class is then the part of its worth
-that is that class's.
+The score follows from one pass over labelled examples. For an example of class *c* and a filter with
+activations *a*, the first-order effect on the score of *c* of leaving the filter out is
+``|sum(a * d score / d a)|``, summed over the map. Averaged over the examples of a class this is the filter's
+*worth* to it. Worths are scaled so that every class has the same total in a layer; a filter's *exclusiveness*
+for a class is then the part of its worth that is that class's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,14 +36,14 @@ def worth_of_filters(
     outputs: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
 
-    def keep(name: str) -> object:
+    def keep(name: str) -> Callable[[nn.Module, object, Tensor], None]:
         def hook(_module: nn.Module, _inputs: object, output: Tensor) -> None:
             outputs[name] = output
 
         return hook
 
     counts = torch.zeros(num_classes, dtype=torch.float64)
-    hooks = [modules[name].register_forward_hook(keep(name)) for name in layers]  # type: ignore[arg-type]
+    hooks = [modules[name].register_forward_hook(keep(name)) for name in layers]
     was_training = model.training
     model.eval()
     try:
@@ -66,21 +66,19 @@ def worth_of_filters(
 def assign(worth: Tensor, each: int) -> Sets:
     """For each class its own filters, the most exclusive ones; ascending.
 
-    Where there are enough filters no two classes have the same: of all ways to give every class `each` of them,
-    the one with the greatest exclusiveness in sum. Where there are not, each class takes its best.
+    Where there are enough filters no two classes have the same: of all ways to give every class `each` of
+    them, the one with the greatest exclusiveness in sum. Where there are not, each class takes its best.
     """
     classes, filters = worth.shape
     scaled = worth / worth.sum(1, keepdim=True).clamp(min=1e-300)
     exclusive = (scaled / scaled.sum(0).clamp(min=1e-300)).numpy()
     if classes * each > filters:
-        # By worth where the exclusiveness is equal, as it is for filters that are worth nothing to anybody.
         return tuple(torch.from_numpy(np.sort(np.argsort(-row, kind="stable")[:each])) for row in exclusive)
     places, chosen = linear_sum_assignment(np.repeat(exclusive, each, axis=0), maximize=True)
     owner = places // each
     return tuple(torch.from_numpy(np.sort(chosen[owner == c])) for c in range(classes))
 
 
-def chooser(worths: dict[str, Tensor], classes: Sequence[int], part: float) -> Choose:
-    """What `decouple` asks: the filters that these classes have in each layer, each a part of all."""
-    given = {name: assign(worth, max(1, round(part * worth.shape[1]))) for name, worth in worths.items()}
+def chooser(given: Mapping[str, Tensor], classes: Sequence[int]) -> Choose:
+    """What `decouple` asks: the filters that these classes have in each layer, of those of all classes."""
     return lambda layer, _channels: tuple(given[layer][c] for c in classes)
