@@ -39,7 +39,9 @@ def runs_of(job_file: Path, overlaps: list[int], changes: list[str]) -> dict[str
         for overlap in overlaps
     }
     alone = ["fleet.device[0].count=1"]
-    named = {"as the job says": []} if job.split.task and job.split.task.classes_per_device else {}
+    named: dict[str, list[str]] = (
+        {"the job's own ring": []} if job.split.task and job.split.task.classes_per_device else {}
+    )
     return (
         named | rings | {"central, decoupled": alone, "central, original": [*alone, "split.by=homogeneous"]}
     )
@@ -115,22 +117,18 @@ def table_of(results: dict[str, dict[str, Any]]) -> Table:
 def draw(results: dict[str, dict[str, Any]], path: Path) -> None:
     figure, axes = plt.subplots(figsize=(8, 4.5), layout="constrained")
     for name, result in results.items():
-        points = [
-            (point["round"], point["accuracy"]) for point in result["curve"] if point["accuracy"] is not None
-        ]
-        central = name.startswith("central")
+        start = result["prepared"]["accuracy_original" if "original" in name else "accuracy"]
+        points = [(0, start)] + [(point["round"], point["accuracy"]) for point in result["curve"]]
         rounds, heights = zip(*points, strict=True)
-        style = (
-            {"linestyle": "--" if "decoupled" in name else ":", "color": "black"}
-            if central
-            else {"marker": "o"}
-        )
-        axes.plot(rounds, heights, label=f"{name}  {result['accuracy']:.1%}", markersize=3.5, **style)
+        style: dict[str, Any] = {"marker": "o", "markersize": 3.5}
+        if name.startswith("central"):
+            style = {"linestyle": "--" if "decoupled" in name else ":", "color": "black"}
+        axes.plot(rounds, heights, label=f"{name}  {result['accuracy']:.1%}", **style)
     some = next(iter(results.values()))
-    axes.set_xlabel("communication rounds")
+    axes.set_xlabel("communication rounds (0: as prepared)")
     axes.set_ylabel("test accuracy of the network of all classes")
     axes.set_title(f"{some['model']} on {some['data']}, split by task", fontsize=11)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.1%}")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, frameon=False, loc="lower right")
     figure.savefig(path, dpi=140)

@@ -164,6 +164,8 @@ class _School:
         rate = section.learning_rate or job.learn.learning_rate
         self._learn = job.learn.model_copy(update={"epochs": 1, "examples": None, "learning_rate": rate})
         self._job, self._data, self._progress = job, data, progress
+        limit = job.run.evaluate_examples
+        self._test = data.test if limit is None else data.test.spread(limit)
         self._torch_device = _fastest_torch_device(job)
 
     def train(self, name: str, module: nn.Module, state: State, epochs: int) -> State:
@@ -189,9 +191,9 @@ class _School:
         return worth_of_filters(here, layers, self._batches(picked), num_classes)
 
     def accuracy(self, name: str, module: nn.Module, state: State) -> float:
-        """On the test set."""
+        """On the test set, or as many examples of it as the job's networks are measured on."""
         architecture = self._architecture(name, module)
-        found = accuracy_of(architecture, state, self._data.test, self._torch_device)
+        found = accuracy_of(architecture, state, self._test, self._torch_device)
         return float(found["accuracy"] or 0.0)
 
     def _batches(self, examples: Examples) -> list[tuple[Tensor, Tensor]]:
@@ -250,7 +252,17 @@ def _key(job: Job, section: TaskSection, data: Dataset) -> str:
     preparation = section.model_dump(mode="json", exclude={"assign", "overlap", "classes_per_device", "data"})
     content = [zlib.crc32(t.contiguous().numpy().data) for e in (data.train, data.test) for t in (e.x, e.y)]
     stamp = section.pretrained.stat().st_mtime_ns if section.pretrained and section.pretrained.exists() else 0
-    told = (job.seed, job.model.model_dump(mode="json"), learn, preparation, content, stamp, data.classes)
+    test = job.run.evaluate_examples
+    told = (
+        job.seed,
+        test,
+        job.model.model_dump(mode="json"),
+        learn,
+        preparation,
+        content,
+        stamp,
+        data.classes,
+    )
     where = _fastest_torch_device(job).partition(":")[0]
     return "prepared-" + hashlib.sha256(repr((told, where, torch.__version__)).encode()).hexdigest()[:24]
 

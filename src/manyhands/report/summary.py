@@ -31,6 +31,9 @@ NOTABLE = frozenset(
 )
 """Events that a person wants to be told of."""
 
+AVERAGING = frozenset({"merge", "cut", "take"})
+"""Works that bring versions of a block together."""
+
 MAX_NOTABLE = 500
 
 
@@ -92,7 +95,7 @@ class Tally:
             merges = event["work"] == "merge"
             device.busy_seconds += event["seconds"] - event["started"]
             device.flops += event["flops"]
-            device.merge_flops += event["flops"] * merges
+            device.merge_flops += event["flops"] * (event["work"] in AVERAGING)
             self.merges += merges
             device.examples += event["facts"].get("examples", 0)
             device.loss = event["facts"].get("loss", device.loss)
