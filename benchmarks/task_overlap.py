@@ -34,6 +34,7 @@ def runs_of(job_file: Path, overlaps: list[int], changes: list[str]) -> dict[str
     rings = {
         f"overlap {overlap}": [
             f"split.task.overlap={overlap}",
+            f"split.task.classes_per_device={2 * overlap}",
             f"fleet.device[0].count={num_classes // overlap}",
         ]
         for overlap in overlaps

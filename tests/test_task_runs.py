@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from safetensors.torch import save_file as torch_save
 
 from manyhands import load_network
 from manyhands.assigning import assign_classes
@@ -145,7 +148,7 @@ def test_the_network_of_all_is_made_of_its_parts_exactly(
     shared = "stem.conv1.weight"
     mean = sum(weights[n] * parts[n].state_dict()[shared] for n in parts) / sum(weights.values())
     torch.testing.assert_close(together.state_dict()[shared], mean, rtol=1e-6, atol=1e-7)
-    # With the same shared layers, a class that one device alone holds scores the same in both, to the bit.
+    # With the same shared layers, a class that one device alone holds scores the same in both.
     x = digits(job).test.x[:50].double() / 255
     alone = parts["b"]
     alone.load_state_dict(
@@ -207,9 +210,13 @@ def test_working_together_beats_working_alone(task_job: Callable[..., Job], tmp_
 def test_a_coordinator_can_merge_structures_too(
     task_job: Callable[..., Job], tmp_path: Path, mode: str
 ) -> None:
-    result = train(task_job(exchange={"mode": mode}, fleet={"topology": "star"}), tmp_path)
-    assert result["accuracy"] > 0.5
+    changes = {"exchange": {"mode": mode}, "fleet": {"topology": "star"}, "run": {"save_models": True}}
+    result = train(task_job(**changes), tmp_path)
     assert result["merged_size"] == "0-9"
+    first = prepare(task_job(), digits(task_job())).whole["features.conv2.weight"].view(10, -1)
+    merged = load_network(tmp_path).state_dict()["features.conv2.weight"].view(10, -1)
+    assert all(not torch.equal(first[c], merged[c]) for c in range(10))
+    assert result["accuracy"] > 0.8
 
 
 @pytest.mark.parametrize("consensus", ["gossip", "ring"])
@@ -312,6 +319,9 @@ def test_a_file_of_another_network_is_refused(task_job: Callable[..., Job], tmp_
     )
     with pytest.raises(JobError, match=r"split.task.pretrained = .*: cannot be read: No such file"):
         prepare(job, digits(job))
+    torch_save({"stem.conv1.weight": torch.zeros(3, 3)}, tmp_path / "none.safetensors")
+    with pytest.raises(JobError, match=r"does not hold this job's network: stem.conv1.weight is \(3, 3\)"):
+        prepare(job, digits(job))
 
 
 # Comparing.
@@ -388,6 +398,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"split": {}, "fleet.device": with_classes([1], [2])}, r"is read by a split by task"),
     ({"split.task.overlap": 1, "split.task.classes_per_device": 2}, r"take 10 devices or more"),
     ({"model.size": "huge"}, r"model.size = .huge.: lenet5 comes in"),
+    ({"fleet.device": with_classes([0, 1.5], [1])}, r"fleet.device\[0\].classes\[1\] = 1.5"),
+    (
+        {"split.task.overlap": 2, "fleet.device": with_classes([0], [1]), "split.by": "task"},
+        r"lists the classes",
+    ),
+    ({"split.by": "homogeneous", "run.alone": True}, r"run.alone = true: devices would train other networks"),
+    (
+        {"fleet.device": [FOUR[0] | {"torch_device": "cuda:77"}, *FOUR[1:]]},
+        r"torch_device = .cuda:77.*cannot be used",
+    ),
+    (
+        {"fault": [{"kind": "crash", "device": "nope", "at_s": 1}]},
+        r"fault\[0\].device = .nope.*no such device",
+    ),
+    ({"fleet.device": [FOUR[0] | {"memory_bytes": 9}, *FOUR[1:]]}, r"classes = .0-3,9.*take fewer classes"),
+    ({"data.limit": 2, "split.task.data": "whole"}, r"have \d examples for it, and it needs at least 2"),
 ]
 
 
@@ -396,10 +422,79 @@ def test_what_cannot_be_is_refused_in_one_line(
     task_job: Callable[..., Job], changes: dict[str, Any], message: str
 ) -> None:
     job = task_job()
+    if not any(key.startswith("split") for key in changes) and any(
+        "classes" in device for device in changes.get("fleet.device", [])
+    ):
+        changes = {"split": {"task": {"part": 0.2}}} | changes
 
     def attempt() -> None:
-        check(job.changed(changes), digits(job))
+        changed = job.changed(changes)
+        check(changed, digits(changed))
 
     with pytest.raises(JobError, match=message) as refused:
         attempt()
     assert "\n" not in str(refused.value)
+
+
+def test_a_preparation_that_was_killed_goes_on(
+    task_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = task_job({"pretrain_epochs": 2, "settle_epochs": 2})
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "undisturbed"))
+    undisturbed = prepare(job, digits(job))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "killed"))
+    told: list[tuple[str, int]] = []
+
+    def kill(what: str, done: int, _total: int | None) -> None:
+        told.append((what, done))
+        if len(told) == 4:
+            raise RunError("killed")
+
+    with pytest.raises(RunError, match="killed"):
+        prepare(job, digits(job), kill)
+    found = prepare(job, digits(job), kill)
+    original, decoupled = "training the original network", "training the decoupled network"
+    assert told == [(original, 0), (original, 1), (decoupled, 0), (decoupled, 1), (decoupled, 1)]
+    assert all(torch.equal(found.whole[name], undisturbed.whole[name]) for name in found.whole)
+    kept = list((tmp_path / "killed" / "manyhands" / "arrays").iterdir())
+    assert len(kept) == 1  # the epochs are gone
+
+
+def test_a_network_that_has_diverged_is_not_given_out(task_job: Callable[..., Job]) -> None:
+    job = task_job({"learning_rate": 1e6, "settle_epochs": 0})
+    with pytest.raises(RunError, match=r"its weights are not finite; lower split.task.learning_rate"):
+        prepare(job, digits(job))
+
+
+def test_the_output_layer_alone_may_be_decoupled(task_job: Callable[..., Job], tmp_path: Path) -> None:
+    result = train(task_job({"first": "out"}, exchange={"rounds": 1}), tmp_path)
+    assert result["accuracy"] > 0.5
+
+
+def test_under_a_split_without_tasks_devices_have_no_classes(task_job: Callable[..., Job]) -> None:
+    lists = {"overlap": None, "classes_per_device": None}
+    job = task_job(lists, fleet={"device": with_classes([*range(6)], [*range(5, 10)])})
+    assert job.split_by("isolated").fleet.device[0].classes is not None
+    plain = job.split_by("stem")
+    assert plain.fleet.device[0].classes is None
+    assert plain.changed({}).hash == plain.hash
+
+
+def test_an_own_network_that_was_changed_is_prepared_again(
+    task_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    drawn = """
+from torch import nn
+def net(shape, num_classes):
+    conv, out = nn.Conv2d(1, 20, 3), nn.Linear(720, num_classes, bias=False)
+    return nn.Sequential(conv, nn.Dropout({}), nn.Flatten(), out)
+"""
+    job = task_job({"first": "0", "pretrain_epochs": 1, "settle_epochs": 0}, model={"name": "my_own_net:net"})
+    prepared = []
+    for dropout in (0.0, 0.5):
+        (tmp_path / "my_own_net.py").write_text(drawn.format(dropout))
+        monkeypatch.delitem(sys.modules, "my_own_net", raising=False)
+        importlib.invalidate_caches()
+        prepared.append(prepare(job, digits(job)).original)
+    assert not torch.equal(prepared[0][0].weight, prepared[1][0].weight)

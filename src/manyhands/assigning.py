@@ -77,4 +77,5 @@ def _assigned(job: Job, fleet: Fleet, material: Material, library: Library) -> l
     )
     own = (all_of_them - one) / max(num_classes - 1, 1)
     examples = material.train.y.bincount(minlength=num_classes).tolist()
-    return by_speed([device.flops for device in fleet.devices], examples, one - own, own)
+    shares = None if task.data == "whole" else [device.share or 0.0 for device in fleet.devices]
+    return by_speed([device.flops for device in fleet.devices], examples, one - own, own, shares)

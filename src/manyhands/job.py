@@ -29,7 +29,7 @@ from manyhands.learn.reinforcement import PlaySection
 from manyhands.learn.supervised import LearnSection
 from manyhands.models import FormName, ModelSection, sizes_of
 from manyhands.settings import Section
-from manyhands.splits import SPLITS, SplitSection
+from manyhands.splits import SPLITS, SplitSection, TaskSection
 
 __all__ = ["Job", "RunSection", "load_job", "place_of", "quick_start", "split_labels", "toml_value"]
 
@@ -83,8 +83,18 @@ class Job(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
     def split_by(self, split: str) -> Job:
-        """The same job under another split, by one of `split_labels`."""
-        return self.model_copy(update={"split": self.split.under(split)})
+        """The same job under another split, by one of `split_labels`.
+
+        Raises:
+            JobError: What it says of its devices or its data cannot be had under that split.
+        """
+        section, fleet = self.split.under(split), self.fleet
+        if section.task is None:
+            devices = tuple(table.model_copy(update={"classes": None}) for table in fleet.device)
+            fleet = fleet.model_copy(update={"device": devices})
+        job = self.model_copy(update={"split": section, "fleet": fleet})
+        _check_task(job)
+        return job
 
     def changed(self, changes: Mapping[str, Any]) -> Job:
         """The same job with other values, under keys as ``--set`` writes them; checked when all are in.
@@ -167,6 +177,10 @@ def _checked(said: dict[str, Any]) -> Job:
         hint = did_you_mean(job.split.by, SPLITS)
         expected = f"there is no such split{hint}; choose one of {', '.join(SPLITS)}"
         raise JobError("split.by", job.split.by, expected)
+    if job.split.task is not None and job.split.task.pretrained is not None:
+        at = job.split.task.pretrained.expanduser().resolve()
+        task = job.split.task.model_copy(update={"pretrained": at})
+        job = job.model_copy(update={"split": job.split.model_copy(update={"task": task})})
     if job.data.path is not None:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
@@ -219,14 +233,27 @@ def _check_task(job: Job) -> None:
         if getattr(job.data, key) != getattr(default, key):
             expected = "says who holds which data, and here their classes do; see split.task.data"
             raise JobError(f"data.{key}", getattr(job.data, key), expected)
+    _check_task_devices(job, job.split.task)
+    if job.run.alone and not job.split.decouples:
+        expected = "devices would train other networks alone; compare with --splits isolated instead"
+        raise JobError("run.alone", True, expected)
+    if job.model.size is not None and job.model.size not in sizes_of(job.model):
+        expected = f"{job.model.name} comes in {', '.join(sizes_of(job.model))}"
+        raise JobError("model.size", job.model.size, expected)
+
+
+def _check_task_devices(job: Job, task: TaskSection) -> None:
     for index, table in enumerate(job.fleet.device):
         for key in ("size", "time_budget_s"):
             if getattr(table, key) is not None:
                 expected = "leave it out: in a split by task a device's network follows from its classes"
                 raise JobError(f"fleet.device[{index}].{key}", getattr(table, key), expected)
-    if job.model.size is not None and job.model.size not in sizes_of(job.model):
-        expected = f"{job.model.name} comes in {', '.join(sizes_of(job.model))}"
-        raise JobError("model.size", job.model.size, expected)
+    listed = any(table.classes is not None for table in job.fleet.device)
+    for key in ("assign", "overlap", "classes_per_device"):
+        value = getattr(task, key)
+        if listed and value != type(task).model_fields[key].default:
+            expected = "leave it out: this job lists the classes of its devices"
+            raise JobError(f"split.task.{key}", value, expected)
 
 
 def _apply(said: dict[str, Any], change: str) -> None:
@@ -327,7 +354,7 @@ def _explained(error: ValidationError) -> JobError:
 
 
 def _is_type(step: str) -> bool:
-    return step in _FAULT_KINDS or step.startswith(("constrained-", "dict["))
+    return step in (*_FAULT_KINDS, "int", "str") or step.startswith(("constrained-", "dict["))
 
 
 _FAULT_KINDS = {

@@ -81,9 +81,11 @@ def averaged_network(
         The network, and the blocks that nobody holds any more. Their first version takes their place if it
         was prepared; otherwise, or where shared blocks make no network, there is none.
     """
-    if split.merged is None or not held:
+    if split.merged is None:
         return None, []
     layout = split.merged.layout
+    if not held:
+        return None, list(layout)
     said: dict[str, list[tuple[float, Tensors]]] = {}
     for name, blocks in held.items():
         for block in blocks.keys() & layout.keys():

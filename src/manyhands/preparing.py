@@ -8,13 +8,17 @@ network in the cache folder the next time.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
+import inspect
+import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote, unquote
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,8 +27,8 @@ from torch import Tensor, nn
 
 from manyhands.blocks import Weights
 from manyhands.data import Dataset, Examples, Progress
-from manyhands.data.cache import remembered
-from manyhands.errors import JobError
+from manyhands.data.cache import forget, recalled, remembered
+from manyhands.errors import JobError, RunError
 from manyhands.fleet.device import make_devices
 from manyhands.job import Job
 from manyhands.learn.gradients import as_input
@@ -33,6 +37,7 @@ from manyhands.learn.workspace import Architecture, workspace
 from manyhands.models import FAMILIES, build, cost_of, sizes_of
 from manyhands.models.decoupled import CannotDecouple, Decoupled, decouple, layers_to_choose
 from manyhands.models.exclusive import assign, chooser, worth_of_filters
+from manyhands.models.imported import load
 from manyhands.replica import Replica
 from manyhands.seeds import derive
 from manyhands.splits import TaskSection
@@ -93,9 +98,14 @@ def prepare(job: Job, data: Dataset, progress: Progress | None = None) -> Prepar
     seed = derive(job.seed, "first weights", size)
     original = build(job.model, data.shape, len(data.classes), seed=seed, size=size)
     first = _first_layer(job, original)
-    make = partial(_prepare, job, section, data, original, first, progress)
-    arrays = remembered(_key(job, section, data), lambda: {n: t.numpy() for n, t in make().items()})
-    kept = {name: torch.from_numpy(array).clone() for name, array in arrays.items()}
+    school = _School(job, section, data, original, progress)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(job.run.threads)  # which decides the last bits of a result
+    try:
+        kept = _kept(school.key, partial(_prepare, school, section, original, first))
+    finally:
+        torch.set_num_threads(threads)
+    school.tidy()
     original.load_state_dict(_under(kept, "original."))
     given, whole = _under(kept, "given."), _under(kept, "whole.")
     before, cut, after = kept["accuracies"].tolist()
@@ -126,12 +136,9 @@ def read_decoupling(folder: Path, original: nn.Module) -> Callable[[Sequence[int
     return lambda classes: decouple(original, first, classes, chooser(given, classes)).module
 
 
-def _prepare(
-    job: Job, section: TaskSection, data: Dataset, original: nn.Module, first: str, progress: Progress | None
-) -> dict[str, Tensor]:
+def _prepare(school: _School, section: TaskSection, original: nn.Module, first: str) -> dict[str, Tensor]:
     """What is kept: the original's tensors, the filters of each class, the decoupled network's tensors."""
-    num_classes = len(data.classes)
-    school = _School(job, section, data, progress)
+    num_classes = school.num_classes
     state: State = original.state_dict()
     if section.pretrained is not None:
         state = _read(section.pretrained, state)
@@ -139,6 +146,9 @@ def _prepare(
         state = school.train("original", original, state, section.pretrain_epochs)
     original.load_state_dict(dict(state))
     worths = school.worth(original, layers_to_choose(original, first))
+    if not all(worth.isfinite().all() for worth in worths.values()):
+        remedy = "its weights are not finite; lower split.task.learning_rate, or take another file"
+        raise RunError(f"the network cannot be prepared: {remedy}")
     part = section.part or 1 / num_classes
     each = {name: max(1, round(part * worth.shape[1])) for name, worth in worths.items()}
     given = {name: torch.stack(assign(worth, each[name])) for name, worth in worths.items()}
@@ -150,34 +160,59 @@ def _prepare(
         school.accuracy("decoupled", cut, whole),
     ]
     return {
-        **{f"original.{name}": tensor.cpu() for name, tensor in state.items()},
+        **{f"original.{name}": tensor for name, tensor in state.items()},
         **{f"given.{name}": channels for name, channels in given.items()},
-        **{f"whole.{name}": tensor.cpu() for name, tensor in whole.items()},
+        **{f"whole.{name}": tensor for name, tensor in whole.items()},
         "accuracies": torch.tensor(accuracies, dtype=torch.float64),
     }
 
 
 class _School:
-    """Where the network is prepared: on the fastest device, with all training examples."""
+    """Where the network is prepared: on the fastest device, with all training examples.
 
-    def __init__(self, job: Job, section: TaskSection, data: Dataset, progress: Progress | None) -> None:
+    What an epoch has brought is kept until the preparation is done, so that one that was killed goes on.
+    """
+
+    def __init__(
+        self, job: Job, section: TaskSection, data: Dataset, original: nn.Module, progress: Progress | None
+    ) -> None:
         rate = section.learning_rate or job.learn.learning_rate
         self._learn = job.learn.model_copy(update={"epochs": 1, "examples": None, "learning_rate": rate})
         self._job, self._data, self._progress = job, data, progress
         limit = job.run.evaluate_examples
         self._test = data.test if limit is None else data.test.spread(limit)
         self._torch_device = _fastest_torch_device(job)
+        self._stages = {"original": section.pretrain_epochs, "decoupled": section.settle_epochs}
+        self.key = _key(job, section, data, original)
+        self.num_classes = len(data.classes)
 
     def train(self, name: str, module: nn.Module, state: State, epochs: int) -> State:
         """The network's tensors after some epochs."""
         architecture, seed = self._architecture(name, module), self._job.seed
         phase = LocalPhase(name, architecture, {}, self._data.train, self._learn, seed, self._torch_device)
-        replica = Replica(Weights({name: tensor.detach().clone() for name, tensor in state.items()}))
-        for epoch in range(epochs):
+        first = Replica(Weights({name: tensor.detach().clone() for name, tensor in state.items()}))
+
+        replica, begin = first, 0
+        for epoch in range(epochs, 0, -1):  # the newest that was kept
+            if (found := _recalled(self._epoch_key(name, epoch))) is not None:
+                replica, begin = _as_replica(found, epoch), epoch
+                break
+        for epoch in range(begin, epochs):
             if self._progress is not None:
                 self._progress(f"training the {name} network", epoch, epochs)
             replica = replica.after(phase.work(replica, {}, epoch).run())
+            _kept(self._epoch_key(name, epoch + 1), partial(_as_tensors, replica))
+            forget(self._epoch_key(name, epoch))
         return replica.weights
+
+    def _epoch_key(self, name: str, epoch: int) -> str:
+        return f"{self.key}-{name}-{epoch}"
+
+    def tidy(self) -> None:
+        """Forgets the epochs, which are of no more use when all is done."""
+        for name, epochs in self._stages.items():
+            for epoch in range(1, epochs + 1):
+                forget(self._epoch_key(name, epoch))
 
     def worth(self, module: nn.Module, layers: Sequence[str]) -> dict[str, Tensor]:
         """The worth of filters to classes, on some examples of each class."""
@@ -207,12 +242,12 @@ class _School:
 
     def _architecture(self, name: str, module: nn.Module) -> Architecture:
         task = self._job.split.task
-        key = (name, repr(self._job.model), repr(task), self._data.shape, len(self._data.classes))
+        key = (name, repr(module), repr(task), self._data.shape, len(self._data.classes))
         return Architecture(key, partial(copy.deepcopy, module), cost_of(module, self._data.shape))
 
 
 def _first_layer(job: Job, original: nn.Module) -> str:
-    """The full name of the first decoupled layer, once it is known that the network can be cut there."""
+    """The first decoupled layer as it is named, once it is known that the network can be cut there."""
     assert job.split.task is not None
     family = FAMILIES.get(job.model.name)
     named = job.split.task.first or (family.deep if family else None)
@@ -238,7 +273,7 @@ def _read(path: Path, like: State) -> State:
             found = "is not there" if name not in state else f"is {tuple(state[name].shape)}"
             expected = f"does not hold this job's network: {name} {found}, not {tuple(tensor.shape)}"
             raise JobError("split.task.pretrained", str(path), expected)
-    return {name: state[name] for name in like}
+    return {name: state[name].to(tensor.dtype) for name, tensor in like.items()}
 
 
 def _fastest_torch_device(job: Job) -> str:
@@ -246,16 +281,26 @@ def _fastest_torch_device(job: Job) -> str:
     return max(devices, key=lambda device: device.flops).torch_device
 
 
-def _key(job: Job, section: TaskSection, data: Dataset) -> str:
-    """Equal for preparations that give the same network."""
+def _key(job: Job, section: TaskSection, data: Dataset, original: nn.Module) -> str:
+    """Equal for preparations that give the same network.
+
+    Of a network that the job brings itself, its drawing and the text of its file are looked at.
+    """
     learn = job.learn.model_dump(exclude={"epochs", "examples", "keep_optimizer"})
     preparation = section.model_dump(mode="json", exclude={"assign", "overlap", "classes_per_device", "data"})
     content = [zlib.crc32(t.contiguous().numpy().data) for e in (data.train, data.test) for t in (e.x, e.y)]
     stamp = section.pretrained.stat().st_mtime_ns if section.pretrained and section.pretrained.exists() else 0
+    source = ""
+    if ":" in job.model.name:
+        with contextlib.suppress(OSError, TypeError):
+            source = inspect.getsource(sys.modules[load(job.model.name).__module__])
+    drawn = (repr(original), [tuple(tensor.shape) for tensor in original.state_dict().values()], source)
     test = job.run.evaluate_examples
     told = (
         job.seed,
+        job.run.threads,
         test,
+        drawn,
         job.model.model_dump(mode="json"),
         learn,
         preparation,
@@ -265,6 +310,34 @@ def _key(job: Job, section: TaskSection, data: Dataset) -> str:
     )
     where = _fastest_torch_device(job).partition(":")[0]
     return "prepared-" + hashlib.sha256(repr((told, where, torch.__version__)).encode()).hexdigest()[:24]
+
+
+def _kept(key: str, build: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors of a key in the cache folder, or those that are built for it."""
+    # The cache makes files of the names, and an optimizer's have slashes.
+    arrays = remembered(key, lambda: {quote(n, safe=""): t.cpu().numpy() for n, t in build().items()})
+    return {unquote(name): torch.from_numpy(array).clone() for name, array in arrays.items()}
+
+
+def _recalled(key: str) -> dict[str, Tensor] | None:
+    arrays = recalled(key)
+    if arrays is None:
+        return None
+    return {unquote(name): torch.from_numpy(array).clone() for name, array in arrays.items()}
+
+
+def _as_tensors(replica: Replica) -> dict[str, Tensor]:
+    return {
+        **{f"weights.{name}": tensor for name, tensor in replica.weights.items()},
+        **{f"optimizer.{name}": tensor for name, tensor in (replica.optimizer or {}).items()},
+        "num_steps": torch.tensor(replica.num_steps),
+    }
+
+
+def _as_replica(tensors: State, num_rounds: int) -> Replica:
+    slots = _under(tensors, "optimizer.")
+    weights = Weights(_under(tensors, "weights."))
+    return Replica(weights, Weights(slots) if slots else None, int(tensors["num_steps"]), num_rounds)
 
 
 def _under(tensors: State, prefix: str) -> dict[str, Tensor]:

@@ -37,7 +37,7 @@ from manyhands.report.summary import SCHEMA, Tally
 from manyhands.seeds import derive
 from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
-from manyhands.team import COORDINATOR, Team, make_team, offered_networks
+from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
 
 __all__ = ["Watch", "check", "compare", "resume", "train"]
 
@@ -81,9 +81,9 @@ def compare(
     return {split: train(job.split_by(split), out / split, watch, progress) for split in splits}
 
 
-def check(job: Job, material: Material) -> None:
+def check(job: Job, material: Material, progress: ReadingProgress | None = None) -> None:
     """Puts a run together without starting it, so that a mistake shows before anything is trained."""
-    _put_together(job, material, Library(job, material))
+    _put_together(job, material, Library(job, material, progress))
 
 
 def _train(
@@ -119,7 +119,7 @@ def _train(
     if job.run.save_models:
         folder.save_models(models)
         if library.prepared is not None and job.split.decouples:
-            save_decoupling(library.prepared, folder.models)
+            save_decoupling(library.prepared, folder.path)
     if job.run.report:
         save_pngs(result, folder.path)
         write_page(result, job.to_toml(), folder.page)
@@ -128,7 +128,9 @@ def _train(
 
 
 def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
-    fleet = assign_classes(job, make_fleet(job.fleet, seed=job.seed), material, library)
+    fleet = make_fleet(job.fleet, seed=job.seed)
+    check_fleet(job, fleet)
+    fleet = assign_classes(job, fleet, material, library)
     lessons = give_lessons(job, material, fleet)
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)

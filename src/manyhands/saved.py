@@ -54,4 +54,4 @@ def _built(job: Job, result: dict[str, Any], folder: RunFolder, name: str) -> nn
     original = build(job.model, shape, num_classes, seed=0)
     if not job.split.decouples:
         return original
-    return read_decoupling(folder.models, original)(read_classes(size))
+    return read_decoupling(folder.path, original)(read_classes(size))

@@ -29,7 +29,7 @@ from manyhands.report.units import memory_text
 from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Split
 
-__all__ = ["COORDINATOR", "Team", "make_team", "offered_networks"]
+__all__ = ["COORDINATOR", "Team", "check_fleet", "make_team", "offered_networks"]
 
 COORDINATOR = "coordinator"
 """The name of the coordinator's hand; no device may have it."""
@@ -74,13 +74,30 @@ def offered_networks(library: Library) -> Networks:
     )
 
 
+def check_fleet(job: Job, fleet: Fleet) -> None:
+    """What can be said of the devices before a network is built or prepared.
+
+    Raises:
+        JobError: A device cannot compute here, or a name is nobody's.
+    """
+    for device in fleet.devices:
+        _check_torch_device(device)
+    if job.exchange.mode != "neighbours":
+        _coordinator_host(job, fleet)
+    known = (*fleet.names, COORDINATOR)
+    for index, fault in enumerate(job.fault):
+        name = getattr(fault, "device", None)
+        if name is not None and name not in known:
+            expected = f"there is no such device; choose one of {', '.join(known[:10])}"
+            raise JobError(f"fault[{index}].device", name, expected)
+
+
 def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons) -> Team:
     """Seats every device and binds the programs."""
     fleet = sizing.fleet
     looker = Looker(lessons, len(library.sizes) + 4)
     setting = _Setting(job, fleet, split, library, lessons, looker)
     for device in fleet.devices:
-        _check_torch_device(device)
         _check_memory(setting, device)
     phases = {device.name: _phase(setting, device) for device in fleet.devices}
     together = _together(setting, phases)
@@ -119,13 +136,18 @@ def _check_memory(setting: _Setting, device: Device) -> None:
     job, seat = setting.job, setting.split.seats[device.name]
     needed = setting.lessons.memory_bytes(device, seat.size, setting.networks(seat.size).architecture)
     if needed > device.memory_bytes:
+        by_class = job.split.decouples
+        remedy = (
+            "fewer classes, a smaller split.task.part or batch"
+            if by_class
+            else f"a smaller network, size{', play.replay' if job.game.name else ''} or batch, "
+            'or size = "auto"'
+        )
         raise JobError(
-            f"fleet.device {device.name}: size",
+            f"fleet.device {device.name}: {'classes' if by_class else 'size'}",
             seat.size,
             f"training {job.model.name} in batches of {job.learn.batch_size} takes {memory_text(needed)} and "
-            f"{device.name} ({device.kind}) has {memory_text(device.memory_bytes)}; "
-            f"take a smaller network, size{', play.replay' if job.game.name else ''} or batch, "
-            'or size = "auto"',
+            f"{device.name} ({device.kind}) has {memory_text(device.memory_bytes)}; take {remedy}",
         )
 
 

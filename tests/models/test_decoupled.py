@@ -167,3 +167,31 @@ def test_the_network_is_left_in_its_mode_and_without_hooks():
     worth_of_filters(model, ["0"], [(torch.rand(2, 1, 1, 1), torch.tensor([0, 1]))], CLASSES)
     assert model.training
     assert not model[0]._forward_hooks
+
+
+def test_layers_without_bias_or_weights_of_their_own_work_too():
+    layers = OrderedDict(
+        conv1=nn.Conv2d(3, 8, 3, bias=False),
+        norm1=nn.BatchNorm2d(8, affine=False),
+        conv2=nn.Conv2d(8, 10, 3, bias=False),
+        norm2=nn.BatchNorm2d(10, track_running_stats=False),
+        pool=nn.AdaptiveAvgPool2d(1),
+        flatten=nn.Flatten(),
+        out=nn.Linear(10, CLASSES, bias=False),
+    )
+    model = nn.Sequential(layers).double()
+    given = {"conv2": torch.arange(10).view(CLASSES, 2)}
+    x = images(8)
+    whole = decouple(model, "conv2", range(CLASSES), chooser(given, range(CLASSES))).module
+    part = decouple(model, "conv2", (3,), chooser(given, (3,))).module
+    torch.testing.assert_close(part(x), whole(x)[:, 3:4], rtol=1e-12, atol=1e-12)
+
+
+def test_a_sequential_that_computes_something_else_is_refused():
+    class Twice(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) * 2
+
+    model = nn.Sequential(OrderedDict(stem=Twice(nn.Conv2d(3, 4, 3)), out=nn.Conv2d(4, 2, 1)))
+    with pytest.raises(CannotDecouple, match="stem is a Twice, which cannot be taken apart"):
+        layers_to_choose(model, "out")

@@ -117,14 +117,14 @@ def seconds(held, speeds, examples, alone, own):
     st.lists(st.integers(1, 500), min_size=2, max_size=25),
 )
 def test_by_speed_each_class_is_with_two_and_all_are_joined(speeds, examples):
-    held = by_speed(speeds, examples, 100.0, 3.0)
+    held = by_speed(speeds, examples, 100.0, 3.0, [1 / len(speeds)] * len(speeds))
     check_classes(held, names(len(speeds)), classes(len(examples)))
     assert min(Counter(c for own in held for c in own).values()) >= 2
 
 
 def test_by_speed_a_fast_device_has_more_classes_and_phases_take_about_as_long():
     speeds, examples = [1.0, 1.0, 4.0, 8.0], [100] * 20
-    held = by_speed(speeds, examples, 100.0, 1.0)
+    held = by_speed(speeds, examples, 100.0, 1.0, [0.25] * 4)
     assert len(held[0]) < len(held[2]) < len(held[3])
     took = seconds(held, speeds, examples, 100.0, 1.0)
     assert max(took) / min(took) < 2
@@ -166,3 +166,8 @@ def test_classes_are_written_in_short_and_read_again(held):
 def test_runs_are_written_as_runs():
     assert classes_text((0, 1, 2, 3, 9)) == "0-3,9"
     assert classes_text((7,)) == "7"
+
+
+def test_by_speed_a_device_with_a_greater_share_of_a_class_has_fewer_classes():
+    held = by_speed([1.0] * 4, [100] * 20, 100.0, 1.0, [0.7, 0.1, 0.1, 0.1])
+    assert len(held[0]) < min(len(own) for own in held[1:])

@@ -51,7 +51,8 @@ class Examples:
 
     def of_classes(self, classes: Sequence[int]) -> Examples:
         """Those of some classes, labelled by their places among these."""
-        place = torch.full((max(int(self.y.max()), *classes) + 1,), -1)
+        largest = int(self.y.max()) if len(self) else 0
+        place = torch.full((max(largest, *classes) + 1,), -1)
         place[list(classes)] = torch.arange(len(classes))
         labels = place[self.y]
         index = (labels >= 0).nonzero().flatten()

@@ -92,16 +92,21 @@ def plan_class_shares(
     Returns:
         For each device the indices of its examples, ascending.
     """
-    if whole:
-        return [np.flatnonzero(np.isin(labels, own)) for own in held]
     per_class = np.bincount(labels, minlength=max(max(own) for own in held) + 1)
     weights = np.zeros((len(held), len(per_class)))
     for device, own in enumerate(held):
         weights[device, list(own)] = fractions[device]
     counts = _whole(weights * (per_class / np.maximum(weights.sum(0), 1e-300)))
+    if whole:
+        counts = (weights > 0) * per_class
     for poor in np.flatnonzero(counts.sum(1) < FEWEST):
-        expected = f"fleet.device[{poor}] would get {counts[poor].sum()} examples, and needs {FEWEST}"
-        raise JobError("split.task.data", "dealt", expected)
+        expected = (
+            f"the classes of device {poor + 1} have {counts[poor].sum()} examples for it, and it needs "
+        )
+        expected += f"at least {FEWEST}: use more data, or fewer devices"
+        raise JobError("split.task.data", "whole" if whole else "dealt", expected)
+    if whole:
+        return [np.flatnonzero(np.isin(labels, own)) for own in held]
     return _by_owner(_deal(labels, counts, rng), len(held))
 
 

@@ -253,7 +253,8 @@ def _take_work(ring: Ring, own: Blocks, word: Message, stage: int) -> Work:
         }
         return Outcome({"refused": {}, "weight": behind + mine}, means)
 
-    flops = 2 * sum(chunk.nbytes / 4 for chunk in word.blocks.values())
+    adds = stage < ring.size - 1  # afterwards finished chunks are only handed on
+    flops = 2 * sum(chunk.nbytes / 4 for chunk in word.blocks.values()) if adds else 0.0
     return Work("take", run, flops, {"round": word.round})
 
 

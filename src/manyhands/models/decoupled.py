@@ -120,7 +120,7 @@ class _Walk:
         return new, flow
 
     def _made(self, module: nn.Module, name: str, flow: _Flow) -> tuple[nn.Module, _Flow]:
-        if isinstance(module, nn.Sequential):
+        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
             return self._chain(module, name, flow)
         if isinstance(module, Fire):
             return self._fire(module, name, flow)
@@ -132,7 +132,10 @@ class _Walk:
             return self._normalised(module, flow), flow
         if isinstance(module, _ANY_CHANNELS):
             return copy.deepcopy(module), flow
-        raise CannotDecouple(f"{name} is a {type(module).__name__}, which cannot be taken apart")
+        kind = type(module).__name__
+        if not name:
+            raise CannotDecouple(f"the network must be an nn.Sequential, and this one is a {kind}")
+        raise CannotDecouple(f"{name} is a {kind}, which cannot be taken apart")
 
     def _chain(self, module: nn.Sequential, name: str, flow: _Flow) -> tuple[nn.Module, _Flow]:
         new = nn.Sequential()
@@ -165,10 +168,10 @@ class _Walk:
         if flow.sets is not None:
             kept = torch.cat(flow.sets)
             new.num_features = len(kept)
-            for tensor in ("weight", "bias"):
-                setattr(new, tensor, nn.Parameter(getattr(module, tensor).detach()[kept].clone()))
-            for tensor in ("running_mean", "running_var"):
-                setattr(new, tensor, getattr(module, tensor)[kept].clone())
+            for name in ("weight", "bias", "running_mean", "running_var"):
+                if (tensor := getattr(module, name)) is not None:
+                    own = tensor.detach()[kept].clone()
+                    setattr(new, name, nn.Parameter(own) if isinstance(tensor, nn.Parameter) else own)
         return new
 
     def _residual(self, module: InvertedResidual, name: str, flow: _Flow) -> tuple[nn.Module, _Flow]:
@@ -223,8 +226,8 @@ def _cut(module: nn.Conv2d | nn.Linear, flow: _Flow, sets: Sets) -> nn.Module:
         weight = torch.cat([weight[rows][:, own] for rows, own in zip(sets, inputs, strict=True)])
     if isinstance(module, nn.Conv2d):
         return _convolution(module, weight, module.bias, kept, groups * weight.shape[1], groups)
-    assert module.bias is not None
-    return GroupedLinear(groups, weight.clone(), module.bias.detach()[kept].clone())
+    bias = None if module.bias is None else module.bias.detach()[kept].clone()
+    return GroupedLinear(groups, weight.clone(), bias)
 
 
 def _convolution(

@@ -32,6 +32,8 @@ def worth_of_filters(
         batches: Inputs as the network takes them, and labels.
         num_classes: How many classes there are.
     """
+    if not layers:
+        return {}
     modules = dict(model.named_modules())
     outputs: dict[str, Tensor] = {}
     sums: dict[str, Tensor] = {}
@@ -52,8 +54,8 @@ def worth_of_filters(
             gradients = torch.autograd.grad(own, [outputs[name] for name in layers])
             counts += torch.bincount(y.cpu(), minlength=num_classes)
             for name, gradient in zip(layers, gradients, strict=True):
-                effect = (outputs[name].detach() * gradient).flatten(2) if gradient.dim() > 2 else None
-                effect = (outputs[name].detach() * gradient) if effect is None else effect.sum(2)
+                effect = outputs[name].detach() * gradient
+                effect = effect.flatten(2).sum(2) if effect.dim() > 2 else effect
                 total = sums.setdefault(name, torch.zeros(num_classes, effect.shape[1], dtype=torch.float64))
                 total.index_add_(0, y.cpu(), effect.abs().double().cpu())
     finally:

@@ -20,17 +20,21 @@ Pair = tuple[int, int]
 class GroupedLinear(nn.Module):
     """A dense layer for each group: [N, groups * inputs] to [N, groups * outputs]."""
 
-    def __init__(self, groups: int, weight: Tensor, bias: Tensor) -> None:
+    def __init__(self, groups: int, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
         self.groups = groups
-        self.weight, self.bias = nn.Parameter(weight), nn.Parameter(bias)
+        self.weight = nn.Parameter(weight)
+        self.bias = None if bias is None else nn.Parameter(bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """The products of all groups at once."""
         groups, (rows, inputs) = self.groups, self.weight.shape
         grouped = x.view(len(x), groups, inputs).transpose(0, 1)
         weight = self.weight.view(groups, rows // groups, inputs).transpose(1, 2)
-        y = torch.baddbmm(self.bias.view(groups, 1, -1), grouped, weight)
+        if self.bias is None:
+            y = torch.bmm(grouped, weight)
+        else:
+            y = torch.baddbmm(self.bias.view(groups, 1, -1), grouped, weight)
         return y.transpose(0, 1).reshape(len(x), rows)
 
 

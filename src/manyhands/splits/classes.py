@@ -66,7 +66,7 @@ def ring(
 
 
 def mesh(num_devices: int, num_classes: int) -> list[ClassSet]:
-    """Every two devices have classes in common: pairs are dealt them in turn, neighbours first."""
+    """Pairs of devices are dealt classes in turn, neighbours first; given enough, every two share some."""
     if num_devices == 1:
         return [tuple(range(num_classes))]
     pairs = sorted(
@@ -79,7 +79,13 @@ def mesh(num_devices: int, num_classes: int) -> list[ClassSet]:
     return [tuple(sorted(own)) for own in held]
 
 
-def by_speed(speeds: Sequence[float], examples: Sequence[int], shared: float, own: float) -> list[ClassSet]:
+def by_speed(
+    speeds: Sequence[float],
+    examples: Sequence[int],
+    shared: float,
+    own: float,
+    fractions: Sequence[float] | None = None,
+) -> list[ClassSet]:
     """Each class with two devices or more, dealt so that local phases take as nearly equal a time as can be.
 
     A device's phase takes its examples times the operations of its network, ``shared + own * classes``, by
@@ -92,14 +98,20 @@ def by_speed(speeds: Sequence[float], examples: Sequence[int], shared: float, ow
         examples: How many examples there are of each class.
         shared: Operations of the shared layers on an example.
         own: Operations of one class's structure on an example.
+        fractions: In what proportion those who hold a class divide its examples; None: each has all of them.
     """
     devices = range(len(speeds))
     held: list[set[int]] = [set() for _ in devices]
 
     def seconds(device: int, more: int | None = None) -> float:
         own_classes = held[device] | ({more} if more is not None else set())
-        mine = sum(examples[c] / max(sum(c in other for other in held) + (c == more), 1) for c in own_classes)
+        mine = sum(examples[c] * part_of(c, device) for c in own_classes)
         return mine * (shared + own * len(own_classes)) / speeds[device]
+
+    def part_of(c: int, device: int) -> float:
+        if fractions is None:
+            return 1.0
+        return fractions[device] / sum(fractions[d] for d in devices if d == device or c in held[d])
 
     copies = min(2, len(speeds))
     order = sorted(range(len(examples)), key=lambda c: -examples[c])
@@ -128,7 +140,7 @@ def check_classes(held: Sequence[ClassSet], devices: Sequence[str], classes: Seq
     for device, own in zip(devices, held, strict=True):
         if not own:
             expected = f"{device} has none: there are {len(classes)} classes for {len(devices)} devices"
-            raise JobError("split.task.assign", None, expected)
+            raise JobError("split.task.assign", None, f"{expected}; leave it out")
     nobody = [name for c, name in enumerate(classes) if not any(c in own for own in held)]
     if nobody:
         more = f" and {len(nobody) - 1} more" if len(nobody) > 1 else ""
