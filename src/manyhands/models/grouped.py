@@ -26,6 +26,11 @@ class GroupedLinear(nn.Module):
         self.weight = nn.Parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias)
 
+    def extra_repr(self) -> str:
+        """What stands in brackets where a network is printed."""
+        rows, inputs = self.weight.shape
+        return f"{self.groups * inputs}, {rows}, groups={self.groups}, bias={self.bias is not None}"
+
     def forward(self, x: Tensor) -> Tensor:
         """The products of all groups at once."""
         groups, (rows, inputs) = self.groups, self.weight.shape
