@@ -215,12 +215,14 @@ def test_every_example_is_a_job(path: Path) -> None:
 
 
 NEED_CIFAR10 = ("cifar10", "capacity-cifar10")
+NEED_DATA = {"task-vgg16": "cifar10", "task-cifar100": "cifar100", "task-speech": "speech_commands"}
 PLAY = ("atari-breakout", "minatar-breakout")
 
 
-@pytest.mark.parametrize(
-    "name", sorted(path.stem for path in EXAMPLES.glob("*.toml") if path.stem not in NEED_CIFAR10 + PLAY)
-)
+READY = {path.stem for path in EXAMPLES.glob("*.toml")} - {*NEED_CIFAR10, *NEED_DATA, *PLAY}
+
+
+@pytest.mark.parametrize("name", sorted(READY))
 def test_every_example_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)  # own-model.toml imports from there
     changes = [*QUIET, "exchange.rounds=2", "run.evaluate_examples=100"]
@@ -264,6 +266,28 @@ def test_the_cifar10_examples_run(name: str, tmp_path: Path, monkeypatch: pytest
     assert [device["examples"] for device in result["devices"]] == [32, 32]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NEED_DATA)
+def test_the_examples_of_the_split_by_task_run(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if SOURCES[NEED_DATA[name]].found(DATA) is None:
+        pytest.skip(f"needs a data folder with {NEED_DATA[name]}")
+    monkeypatch.setenv("MANYHANDS_DATA", str(DATA))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    changes = [
+        *QUIET,
+        "data.limit=200",
+        "learn.examples=16",
+        "exchange.rounds=1",
+        "run.evaluate_examples=20",
+        "split.task.pretrain_epochs=0",
+        "split.task.settle_epochs=0",
+    ]
+    result = train(load_job(EXAMPLES / f"{name}.toml", changes), tmp_path)
+    assert [device["examples"] for device in result["devices"]] == [16] * 4
+
+
 # docs/result.md against real runs.
 
 FAULTS = [
@@ -295,13 +319,16 @@ def type_name(value: Any) -> str:
     return (names | {list: "list", dict: "object"})[type(value)]
 
 
-@pytest.mark.parametrize("way", ["synchronous", "asynchronous", "isolated"])
+@pytest.mark.parametrize("way", ["synchronous", "asynchronous", "isolated", "neighbours", "task"])
 def test_the_result_page_names_every_key_and_every_event(
     small_job: Callable[..., Job], tmp_path: Path, way: str
 ) -> None:
     changes: dict[str, Any] = {"fault": FAULTS, "run": {"alone": True}, "exchange": {"rounds": 9}}
     if way == "isolated":
         changes["split"] = {"by": "isolated"}
+    elif way == "task":
+        changes["split"] = {"by": "task", "task": {"part": 0.2}}
+        changes["exchange"] |= {"mode": "neighbours", "consensus": "ring"}
     else:
         changes["exchange"]["mode"] = way
     check_result(train(small_job(**changes), tmp_path))
@@ -317,6 +344,8 @@ def test_the_result_page_names_every_key_and_every_event(
 def check_result(result: dict[str, Any]) -> None:
     check_against("result.json", result)
     check_against("Topology", result["topology"])
+    if result["prepared"] is not None:
+        check_against("Prepared", result["prepared"])
     if result["baseline"] is not None:
         check_against("Baseline", result["baseline"])
     for device in result["devices"]:
@@ -376,7 +405,7 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for name in ("job", "result", "compare", "models", "devices", "capacity", "reinforcement"):
+    for name in ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement"):
         page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):

@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from importlib import metadata
 
-__all__ = ["Vary", "__version__", "compare", "load_job", "quick_start", "resume", "sweep", "train"]
+__all__ = [
+    "Vary",
+    "__version__",
+    "compare",
+    "load_job",
+    "load_network",
+    "quick_start",
+    "resume",
+    "sweep",
+    "train",
+]
 
 __version__ = metadata.version("manyhands")
 
@@ -23,6 +33,10 @@ def __getattr__(name: str) -> object:
         from manyhands import run  # noqa: PLC0415
 
         return getattr(run, name)
+    if name == "load_network":
+        from manyhands import saved  # noqa: PLC0415
+
+        return saved.load_network
     if name in ("Vary", "sweep"):
         from manyhands import sweeps  # noqa: PLC0415
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from manyhands.report.reading import (
     Measure,
+    by_class,
     measure_of,
     names_text,
     network_heading,
@@ -42,7 +43,7 @@ def result_table(result: Mapping[str, Any]) -> RenderableType:
     chosen = [device for device in devices if device.get("size_reason") is not None]
     sized = bool(chosen) or len({device.get("size") for device in devices}) > 1
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
-    for name in ("device", "size") if sized else ("device",):
+    for name in ("device", "classes" if by_class(result) else "size") if sized else ("device",):
         table.add_column(name, no_wrap=True)
     judged = ("alone", "together", "gain") if alone else (measure.key,)
     for name in (*judged, "busy", "waiting", "sent", "received", "energy"):

@@ -27,9 +27,9 @@ from manyhands.fleet import FleetSection
 from manyhands.games import GameSection
 from manyhands.learn.reinforcement import PlaySection
 from manyhands.learn.supervised import LearnSection
-from manyhands.models import FormName, ModelSection
+from manyhands.models import FormName, ModelSection, sizes_of
 from manyhands.settings import Section
-from manyhands.splits import SPLITS, SplitSection
+from manyhands.splits import SPLITS, SplitSection, TaskSection
 
 __all__ = ["Job", "RunSection", "load_job", "place_of", "quick_start", "split_labels", "toml_value"]
 
@@ -83,8 +83,18 @@ class Job(Section):
         return tomli_w.dumps(_without_none(self.model_dump(mode="json")))
 
     def split_by(self, split: str) -> Job:
-        """The same job under another split, by one of `split_labels`."""
-        return self.model_copy(update={"split": self.split.under(split)})
+        """The same job under another split, by one of `split_labels`.
+
+        Raises:
+            JobError: What it says of its devices or its data cannot be had under that split.
+        """
+        section, fleet = self.split.under(split), self.fleet
+        if section.task is None:
+            devices = tuple(table.model_copy(update={"classes": None}) for table in fleet.device)
+            fleet = fleet.model_copy(update={"device": devices})
+        job = self.model_copy(update={"split": section, "fleet": fleet})
+        _check_task(job)
+        return job
 
     def changed(self, changes: Mapping[str, Any]) -> Job:
         """The same job with other values, under keys as ``--set`` writes them; checked when all are in.
@@ -124,8 +134,9 @@ def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -
         raise JobError("job file", str(path), "there is no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise JobError("job file", str(path), f"cannot be read as TOML: {error}") from error
-    if isinstance(data := said.get("data"), dict) and isinstance(data.get("path"), str):
-        data["path"] = str((path.parent / Path(data["path"]).expanduser()).resolve())
+    for table, key in ((said.get("data"), "path"), (_table(said, "split", "task"), "pretrained")):
+        if isinstance(table, dict) and isinstance(table.get(key), str):
+            table[key] = str((path.parent / Path(table[key]).expanduser()).resolve())
     said.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-") or "job")
     return _validated(said, changes, seed)
 
@@ -134,6 +145,14 @@ def quick_start(changes: Sequence[str] = (), seed: int | None = None) -> Job:
     """The built-in job: handwritten digits on five unlike devices."""
     text = resources.files("manyhands").joinpath("quickstart.toml").read_text(encoding="utf-8")
     return _validated(tomllib.loads(text), changes, seed)
+
+
+def _table(said: Mapping[str, Any], *names: str) -> Any:
+    """A table in tables; None if there is none."""
+    here: Any = said
+    for name in names:
+        here = here.get(name) if isinstance(here, dict) else None
+    return here
 
 
 def _validated(said: dict[str, Any], changes: Sequence[str], seed: int | None) -> Job:
@@ -150,6 +169,7 @@ def _checked(said: dict[str, Any]) -> Job:
     except ValidationError as error:
         raise _explained(error) from None
     _check_material(job)
+    _check_task(job)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)
@@ -157,6 +177,10 @@ def _checked(said: dict[str, Any]) -> Job:
         hint = did_you_mean(job.split.by, SPLITS)
         expected = f"there is no such split{hint}; choose one of {', '.join(SPLITS)}"
         raise JobError("split.by", job.split.by, expected)
+    if job.split.task is not None and job.split.task.pretrained is not None:
+        at = job.split.task.pretrained.expanduser().resolve()
+        task = job.split.task.model_copy(update={"pretrained": at})
+        job = job.model_copy(update={"split": job.split.model_copy(update={"task": task})})
     if job.data.path is not None:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
@@ -192,6 +216,44 @@ def _check_material(job: Job) -> None:
         if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
             expected = "is read by a job that learns from data; what a phase of play is, [play] says"
             raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
+
+
+def _check_task(job: Job) -> None:
+    """Whose classes are whose decides over data and networks; what else a job says of these is in vain."""
+    if job.split.task is None:
+        for index, table in enumerate(job.fleet.device):
+            if table.classes is not None:
+                expected = 'is read by a split by task: write split.by = "task"'
+                raise JobError(f"fleet.device[{index}].classes", None, expected)
+        return
+    if job.game.name is not None:
+        raise JobError("split.task", None, "is of classes, and this job learns from a game; leave one out")
+    default = DataSection()
+    for key in ("shares", "alpha", "classes_per_device"):
+        if getattr(job.data, key) != getattr(default, key):
+            expected = "says who holds which data, and here their classes do; see split.task.data"
+            raise JobError(f"data.{key}", getattr(job.data, key), expected)
+    _check_task_devices(job, job.split.task)
+    if job.run.alone and not job.split.decouples:
+        expected = "devices would train other networks alone; compare with --splits isolated instead"
+        raise JobError("run.alone", True, expected)
+    if job.model.size is not None and job.model.size not in sizes_of(job.model):
+        expected = f"{job.model.name} comes in {', '.join(sizes_of(job.model))}"
+        raise JobError("model.size", job.model.size, expected)
+
+
+def _check_task_devices(job: Job, task: TaskSection) -> None:
+    for index, table in enumerate(job.fleet.device):
+        for key in ("size", "time_budget_s"):
+            if getattr(table, key) is not None:
+                expected = "leave it out: in a split by task a device's network follows from its classes"
+                raise JobError(f"fleet.device[{index}].{key}", getattr(table, key), expected)
+    listed = any(table.classes is not None for table in job.fleet.device)
+    for key in ("assign", "overlap", "classes_per_device"):
+        value = getattr(task, key)
+        if listed and value != type(task).model_fields[key].default:
+            expected = "leave it out: this job lists the classes of its devices"
+            raise JobError(f"split.task.{key}", value, expected)
 
 
 def _apply(said: dict[str, Any], change: str) -> None:
@@ -292,7 +354,7 @@ def _explained(error: ValidationError) -> JobError:
 
 
 def _is_type(step: str) -> bool:
-    return step in _FAULT_KINDS or step.startswith(("constrained-", "dict["))
+    return step in (*_FAULT_KINDS, "int", "str") or step.startswith(("constrained-", "dict["))
 
 
 _FAULT_KINDS = {

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Literal, Protocol
 
 from manyhands.blocks import Layout, Weights
-from manyhands.data import Dataset, Examples, plan_shares, train_validation
+from manyhands.data import Dataset, Examples, plan_class_shares, plan_shares, train_validation
 from manyhands.data import Progress as ReadingProgress
 from manyhands.data import load as load_data
 from manyhands.fleet import Device, Fleet
@@ -29,6 +29,9 @@ __all__ = ["Lessons", "Material", "MeasureName", "Phase", "give_lessons", "load_
 
 Material = Dataset | Game
 """What a job learns from. Either has a name, the shape of an input, and a class for each output."""
+
+Classes = tuple[int, ...] | None
+"""Those that a network tells apart; None: all."""
 
 MeasureName = Literal["accuracy", "score"]
 
@@ -112,14 +115,20 @@ def give_lessons(job: Job, material: Material, fleet: Fleet) -> Lessons:
 def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]:
     """Each device's training examples; its validation fifth stays with it, unused in training."""
     labels = examples.y.numpy()
-    shares = plan_shares(
-        labels,
-        [device.share or 0.0 for device in fleet.devices],
-        rng=numpy_generator(job.seed, "shares"),
-        kind=job.data.shares,
-        alpha=job.data.alpha,
-        classes_per_device=job.data.classes_per_device,
-    )
+    fractions = [device.share or 0.0 for device in fleet.devices]
+    rng = numpy_generator(job.seed, "shares")
+    if job.split.task is not None:
+        held = [[int(c) for c in device.classes or ()] for device in fleet.devices]
+        shares = plan_class_shares(labels, held, fractions, rng=rng, whole=job.split.task.data == "whole")
+    else:
+        shares = plan_shares(
+            labels,
+            fractions,
+            rng=rng,
+            kind=job.data.shares,
+            alpha=job.data.alpha,
+            classes_per_device=job.data.classes_per_device,
+        )
     parts = {}
     for device, share in zip(fleet.devices, shares, strict=True):
         rng = numpy_generator(job.seed, device.name, "validation")
@@ -137,17 +146,17 @@ class _Classroom:
         self._job, self._shares = job, shares
         limit = job.run.evaluate_examples
         self._test = test if limit is None else test.spread(limit)
-        self._settled: dict[str, Examples] = {}
+        self._settled: dict[tuple[str, Classes], Examples] = {}
 
     def phase(
         self, device: Device, _size: str, architecture: Architecture, layout: Layout, keep_optimizer: bool
     ) -> Phase:
-        job = self._job
+        job, own = self._job, self._shares[device.name]
         return LocalPhase(
             device.name,
             architecture,
             layout,
-            self._shares[device.name],
+            own if architecture.classes is None else own.of_classes(architecture.classes),
             job.learn,
             job.seed,
             device.torch_device,
@@ -160,9 +169,11 @@ class _Classroom:
         return architecture.cost.memory_bytes(learn.batch_size, num_slots(learn))
 
     def look(self, architecture: Architecture, weights: Weights, torch_device: str) -> Facts:
-        if torch_device not in self._settled:
-            self._settled[torch_device] = settled_on(self._test, torch_device)
-        return dict(accuracy_of(architecture, weights, self._settled[torch_device], torch_device))
+        key = (torch_device, architecture.classes)
+        if key not in self._settled:
+            test = self._test if key[1] is None else self._test.of_classes(key[1])
+            self._settled[key] = settled_on(test, torch_device)
+        return dict(accuracy_of(architecture, weights, self._settled[key], torch_device))
 
 
 class _Arcade:

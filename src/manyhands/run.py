@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from manyhands.blocks import Weights
+from manyhands.assigning import assign_classes
+from manyhands.blocks import Weights, extract
 from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.clock import wall_seconds
@@ -27,6 +28,7 @@ from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
 from manyhands.looking import averaged_network, merged_network
+from manyhands.preparing import save_decoupling
 from manyhands.replica import Replica
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
@@ -35,7 +37,7 @@ from manyhands.report.summary import SCHEMA, Tally
 from manyhands.seeds import derive
 from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
-from manyhands.team import COORDINATOR, Team, make_team, offered_networks
+from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
 
 __all__ = ["Watch", "check", "compare", "resume", "train"]
 
@@ -57,7 +59,7 @@ def train(
         return finished
     if folder.is_run:
         _check_same(job, load_job(folder.job).hash, out)
-    return _train(job, load_material(job, progress), folder, watch)
+    return _train(job, load_material(job, progress), folder, watch, progress)
 
 
 def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
@@ -79,26 +81,34 @@ def compare(
     return {split: train(job.split_by(split), out / split, watch, progress) for split in splits}
 
 
-def check(job: Job, material: Material) -> None:
+def check(job: Job, material: Material, progress: ReadingProgress | None = None) -> None:
     """Puts a run together without starting it, so that a mistake shows before anything is trained."""
-    _put_together(job, material, Library(job, material))
+    _put_together(job, material, Library(job, material, progress))
 
 
-def _train(job: Job, material: Material, folder: RunFolder, watch: Watch | None) -> dict[str, Any]:
+def _train(
+    job: Job,
+    material: Material,
+    folder: RunFolder,
+    watch: Watch | None,
+    progress: ReadingProgress | None = None,
+) -> dict[str, Any]:
     """The pipeline itself.
 
     With `run.alone` each device is first trained by itself, in ``OUT/alone``, so that the result says what
     taking part was worth to it.
     """
     started = wall_seconds()
-    library = Library(job, material)
+    library = Library(job, material, progress)
     fleet, split, team = _put_together(job, material, library)
     folder.begin(job.to_toml())
     alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts, team.measure)
     ends = _simulate(job, fleet, team, folder, tally, watch)
-    models = _models(team, split, library, ends, tally.finished)
+    models, lost = _models(team, split, library, ends, tally.finished)
     result = _result(job, material, fleet, team, tally)
+    result["lost_blocks"] = lost
+    result["prepared"] = library.prepared.figures if library.prepared else None
     if split.merged is not None and "global" in models:
         result["merged_size"] = split.merged.size
         if team.coordinator_host is None:
@@ -108,6 +118,8 @@ def _train(job: Job, material: Material, folder: RunFolder, watch: Watch | None)
     result["wall_seconds"] = wall_seconds() - started
     if job.run.save_models:
         folder.save_models(models)
+        if library.prepared is not None and job.split.decouples:
+            save_decoupling(library.prepared, folder.path)
     if job.run.report:
         save_pngs(result, folder.path)
         write_page(result, job.to_toml(), folder.page)
@@ -117,6 +129,8 @@ def _train(job: Job, material: Material, folder: RunFolder, watch: Watch | None)
 
 def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
     fleet = make_fleet(job.fleet, seed=job.seed)
+    check_fleet(job, fleet)
+    fleet = assign_classes(job, fleet, material, library)
     lessons = give_lessons(job, material, fleet)
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
@@ -205,6 +219,8 @@ def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally
         "form": job.split.form if job.split.by == "capacity" else None,
         "model": job.model.name,
         "data": material.name,
+        "input": list(material.shape),
+        "classes": list(material.classes),
         "seconds": tally.seconds,
         "wall_seconds": 0.0,
         "complete": bool(leading) and leading <= tally.finished,
@@ -214,6 +230,8 @@ def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally
         "accuracy": last["accuracy"] if last else None,
         "score": last["score"] if last else None,
         "merged_size": None,
+        "prepared": None,
+        "lost_blocks": [],
         "curve": tally.curve,
         "topology": {
             "nodes": [device.name for device in fleet.devices],
@@ -234,17 +252,19 @@ def _not_lost(tally: Tally) -> set[str]:
 
 def _models(
     team: Team, split: Split, library: Library, ends: Mapping[str, Any], finished: set[str]
-) -> dict[str, Weights]:
-    """The merged network, if there is one, and that of each device which came to the end."""
+) -> tuple[dict[str, Weights], list[str]]:
+    """The merged network, if there is one, and that of each device which came to the end; and lost blocks."""
     replicas: dict[str, Replica] = {name: ends[name] for name in team.members if name in finished}
     models = {name: replica.weights for name, replica in replicas.items()}
     merged: Progress | None = ends.get(COORDINATOR)
+    lost: list[str] = []
     if merged is None:
         num_examples = {name: member.num_examples for name, member in team.members.items()}
-        together = averaged_network(split, library, models, num_examples)
+        held = {name: extract(weights, split.seats[name].layout) for name, weights in models.items()}
+        together, lost = averaged_network(split, library, held, num_examples)
     else:
         together = merged_network(split.merged, library, merged.blocks) if split.merged else None
-    return models if together is None else {**models, "global": together}
+    return models if together is None else {**models, "global": together}, lost
 
 
 def _measured(team: Team, library: Library, merged: Seat, weights: Weights) -> float:

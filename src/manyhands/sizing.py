@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 
+from torch import nn
+
 from manyhands.blocks import Weights
+from manyhands.data import Dataset, Progress
 from manyhands.errors import JobError, did_you_mean
 from manyhands.fleet import Device, Fleet
 from manyhands.job import Job
@@ -17,8 +20,10 @@ from manyhands.learn.workspace import Architecture
 from manyhands.lessons import Lessons, Material
 from manyhands.models import build_in_form, cost_of, sizes_of
 from manyhands.models.families import tiers_of
+from manyhands.preparing import Prepared, prepare
 from manyhands.report.units import memory_text, seconds_text
 from manyhands.seeds import derive
+from manyhands.splits.classes import classes_text, read_classes
 
 __all__ = ["AUTO", "Library", "Network", "Sizing", "choose_sizes"]
 
@@ -28,37 +33,73 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class Network:
-    """One size of the job's network: how to build it, its first weights, and which of them are buffers."""
+    """One network of the job.
+
+    Attributes:
+        architecture: How to build it.
+        first: Its first weights.
+        buffers: Which of them are counted and not trained.
+        by_class: Which of them have rows for each class by itself.
+    """
 
     architecture: Architecture
     first: Weights
     buffers: frozenset[str]
+    by_class: frozenset[str] = frozenset()
 
 
 class Library:
-    """The networks of a job in the form that its split asks for, each built once."""
+    """The networks of a job in the form that its split asks for, each built once.
 
-    def __init__(self, job: Job, material: Material) -> None:
-        self._job, self._material = job, material
+    Where the job is split by task, a network's size is the classes that it has structures for, as
+    `classes_text` writes them.
+    """
+
+    def __init__(self, job: Job, material: Material, progress: Progress | None = None) -> None:
+        self._job, self._material, self._progress = job, material, progress
         self._built: dict[str, Network] = {}
+        self.classes = material.classes
         self.sizes = sizes_of(job.model)
+        if job.split.decouples:
+            self.sizes = (classes_text(range(len(material.classes))),)
+        elif job.split.task is not None:
+            self.sizes = (job.model.size or self.sizes[-1],)
+
+    @cached_property
+    def prepared(self) -> Prepared | None:
+        """The network that was prepared for a split by task."""
+        if self._job.split.task is None or not isinstance(self._material, Dataset):
+            return None
+        return prepare(self._job, self._material, self._progress)
 
     def __call__(self, size: str) -> Network:
         """The network of a size."""
         if size not in self._built:
+            module, by_class = self._made(size)
             job, shape, num_classes = self._job, self._material.shape, len(self._material.classes)
-            form = job.split.network_form
-            seed = derive(job.seed, "first weights", size)
-            module = build_in_form(job.model, shape, num_classes, seed=seed, size=size, form=form)
-            key = (repr(job.model), shape, num_classes, size, form)
+            classes = read_classes(size) if job.split.decouples else None
+            # Networks of as many classes are the same but for their weights.
+            which = size if classes is None else len(classes)
+            key = (repr(job.model), repr(job.split.task), shape, num_classes, which, job.split.network_form)
             # Copies of one network instead of new ones: building draws from torch's global generator.
-            architecture = Architecture(key, partial(copy.deepcopy, module), cost_of(module, shape))
+            architecture = Architecture(key, partial(copy.deepcopy, module), cost_of(module, shape), classes)
             state = module.state_dict()
             weights = Weights({name: tensor.detach().clone() for name, tensor in state.items()})
-            self._built[size] = Network(
-                architecture, weights, frozenset(dict(module.named_buffers()) & state.keys())
-            )
+            buffers = frozenset(dict(module.named_buffers()) & state.keys())
+            self._built[size] = Network(architecture, weights, buffers, by_class)
         return self._built[size]
+
+    def _made(self, size: str) -> tuple[nn.Module, frozenset[str]]:
+        """A network with its first weights, and which of them have rows for each class."""
+        job, prepared = self._job, self.prepared
+        if prepared is None:
+            seed, form = derive(job.seed, "first weights", size), job.split.network_form
+            shape, num_classes = self._material.shape, len(self._material.classes)
+            return build_in_form(job.model, shape, num_classes, seed=seed, size=size, form=form), frozenset()
+        if not job.split.decouples:
+            return prepared.original, frozenset()
+        decoupled = prepared.network(read_classes(size))
+        return decoupled.module, decoupled.by_class
 
 
 @dataclass(frozen=True)
@@ -87,6 +128,8 @@ def choose_sizes(job: Job, fleet: Fleet, library: Library, lessons: Lessons) -> 
     Raises:
         JobError: There is no such size, or nobody can hold one that is offered.
     """
+    if job.split.task is not None:
+        return Sizing(fleet, {})  # their classes have settled it
     _check_names(job, library)
     _check_order(job, library)
     default = job.model.size or library.sizes[-1]

@@ -18,18 +18,18 @@ from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Member
 from manyhands.exchange.mixing import mixing_rows
-from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
+from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours, plan_consensus
 from manyhands.fleet import Device, Fleet
 from manyhands.hand import Message, Work
 from manyhands.job import Job
 from manyhands.lessons import Lessons, MeasureName, Phase
-from manyhands.looking import Looker, merged_network
+from manyhands.looking import Looker, Together, merged_network
 from manyhands.replica import Blocks, Replica
 from manyhands.report.units import memory_text
 from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Split
 
-__all__ = ["COORDINATOR", "Team", "make_team", "offered_networks"]
+__all__ = ["COORDINATOR", "Team", "check_fleet", "make_team", "offered_networks"]
 
 COORDINATOR = "coordinator"
 """The name of the coordinator's hand; no device may have it."""
@@ -66,7 +66,30 @@ class _Setting:
 
 def offered_networks(library: Library) -> Networks:
     """What a split may know of the job's networks."""
-    return Networks(library.sizes, lambda size: library(size).first, lambda size: library(size).buffers)
+    return Networks(
+        library.sizes,
+        lambda size: library(size).first,
+        lambda size: library(size).buffers,
+        lambda size: library(size).by_class,
+    )
+
+
+def check_fleet(job: Job, fleet: Fleet) -> None:
+    """What can be said of the devices before a network is built or prepared.
+
+    Raises:
+        JobError: A device cannot compute here, or a name is nobody's.
+    """
+    for device in fleet.devices:
+        _check_torch_device(device)
+    if job.exchange.mode != "neighbours":
+        _coordinator_host(job, fleet)
+    known = (*fleet.names, COORDINATOR)
+    for index, fault in enumerate(job.fault):
+        name = getattr(fault, "device", None)
+        if name is not None and name not in known:
+            expected = f"there is no such device; choose one of {', '.join(known[:10])}"
+            raise JobError(f"fault[{index}].device", name, expected)
 
 
 def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons) -> Team:
@@ -75,10 +98,10 @@ def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons:
     looker = Looker(lessons, len(library.sizes) + 4)
     setting = _Setting(job, fleet, split, library, lessons, looker)
     for device in fleet.devices:
-        _check_torch_device(device)
         _check_memory(setting, device)
     phases = {device.name: _phase(setting, device) for device in fleet.devices}
-    members = {name: _member(setting, phase) for name, phase in phases.items()}
+    together = _together(setting, phases)
+    members = {name: _member(setting, phase, together) for name, phase in phases.items()}
     statics = {
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
         for name, phase in phases.items()
@@ -113,17 +136,30 @@ def _check_memory(setting: _Setting, device: Device) -> None:
     job, seat = setting.job, setting.split.seats[device.name]
     needed = setting.lessons.memory_bytes(device, seat.size, setting.networks(seat.size).architecture)
     if needed > device.memory_bytes:
+        by_class = job.split.decouples
+        remedy = (
+            "fewer classes, a smaller split.task.part or batch"
+            if by_class
+            else f"a smaller network, size{', play.replay' if job.game.name else ''} or batch, "
+            'or size = "auto"'
+        )
         raise JobError(
-            f"fleet.device {device.name}: size",
+            f"fleet.device {device.name}: {'classes' if by_class else 'size'}",
             seat.size,
             f"training {job.model.name} in batches of {job.learn.batch_size} takes {memory_text(needed)} and "
-            f"{device.name} ({device.kind}) has {memory_text(device.memory_bytes)}; "
-            f"take a smaller network, size{', play.replay' if job.game.name else ''} or batch, "
-            'or size = "auto"',
+            f"{device.name} ({device.kind}) has {memory_text(device.memory_bytes)}; take {remedy}",
         )
 
 
-def _member(setting: _Setting, phase: Phase) -> Member:
+def _together(setting: _Setting, phases: Mapping[str, Phase]) -> Together:
+    num_examples = {name: phase.num_examples for name, phase in phases.items()}
+    fastest = max(setting.fleet.devices, key=lambda device: device.flops)
+    return Together(
+        setting.job, setting.split, setting.networks, setting.looker, num_examples, fastest.torch_device
+    )
+
+
+def _member(setting: _Setting, phase: Phase, together: Together) -> Member:
     def train(replica: Replica, blocks: Blocks, number: int) -> Work:
         return phase.work(replica, blocks, number)
 
@@ -137,7 +173,15 @@ def _member(setting: _Setting, phase: Phase) -> Member:
         return phase.settle(replica, blocks)
 
     first = setting.networks(setting.split.seats[phase.device].size).first
-    return Member(phase.device, Replica(first), phase.num_examples, train, settle, evaluate)
+    return Member(
+        phase.device,
+        Replica(first),
+        phase.num_examples,
+        train,
+        settle,
+        evaluate,
+        partial(together.after, phase.device),
+    )
 
 
 def _statics(setting: _Setting, phase: Phase) -> dict[str, Any]:
@@ -145,11 +189,17 @@ def _statics(setting: _Setting, phase: Phase) -> dict[str, Any]:
     return {
         "size": size,
         "parameters": cost.parameters,
+        "classes": _class_names(setting, phase.device),
         "train_flops": cost.train_flops,
         "memory_bytes": setting.lessons.memory_bytes(setting.fleet[phase.device], size, phase.architecture),
         "num_examples": phase.num_examples,
         "steps_per_round": phase.num_examples if setting.lessons.measure == "score" else None,
     }
+
+
+def _class_names(setting: _Setting, device: str) -> list[str] | None:
+    own = setting.fleet[device].classes
+    return None if own is None else [setting.networks.classes[int(c)] for c in own]
 
 
 def _coordinator_host(job: Job, fleet: Fleet) -> str:
@@ -193,13 +243,15 @@ def _neighbours(
     job, seats = setting.job, setting.split.seats
     blocks = _first_blocks(setting)
     holds = {name: tuple(seat.layout) for name, seat in seats.items()}
-    rows = mixing_rows(setting.fleet, holds, {name: phase.num_examples for name, phase in phases.items()})
+    num_examples = {name: phase.num_examples for name, phase in phases.items()}
+    rows = mixing_rows(setting.fleet, holds, num_examples)
     places = {
         name: Neighbourhood(
             job.exchange, {block: blocks[block] for block in held}, rows[name], 0.0, job.run.evaluate_every
         )
         for name, held in holds.items()
     }
+    places = plan_consensus(places, setting.fleet, num_examples)
     expected_s = _expected_among_neighbours_s(setting.fleet, phases, places)
     return {
         name: Participant(
@@ -225,9 +277,16 @@ def _expected_among_neighbours_s(
         )
         for name, at_s in sorted(ready_s.items(), key=lambda item: item[1])
         for place in [places[name]]
-        for peer in place.peers
+        for peer in place.neighbours
     ]
-    return max([*arrivals_s, *ready_s.values()])
+    idle = Network(fleet)
+    stages_s = [
+        count * idle.transfer(0.0, name, peer, nbytes)
+        for name, place in places.items()
+        for count, sent in [place.further_stages()]
+        for peer, nbytes in sent.items()
+    ]
+    return max([*arrivals_s, *ready_s.values()]) + max(stages_s, default=0.0)
 
 
 def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> Coordination:
@@ -248,7 +307,8 @@ def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> 
 def _first_blocks(setting: _Setting) -> dict[str, Weights]:
     """Every block before the first round, cut out of the largest network that holds it."""
     library, blocks = setting.networks, dict[str, Weights]()
-    by_size = {seat.size: seat for seat in setting.split.seats.values()}
+    merged = setting.split.merged
+    by_size = {seat.size: seat for seat in (*setting.split.seats.values(), *([merged] if merged else []))}
     for size in [size for size in reversed(library.sizes) if size in by_size]:
         missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
         blocks |= {name: Weights(tensors) for name, tensors in extract(library(size).first, missing).items()}

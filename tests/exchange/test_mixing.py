@@ -10,7 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manyhands.exchange.mixing import Pair, block_graphs, mixing_rows, mixing_weights
+from manyhands.exchange.mixing import (
+    Pair,
+    block_graphs,
+    mixing_rows,
+    mixing_weights,
+    num_averagings,
+    ring_order,
+)
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 
 
@@ -169,6 +176,75 @@ def test_averaging_keeps_the_mean_over_the_data_and_leads_to_it(
     assert np.linalg.matrix_power(mixing, 2**20) @ values == pytest.approx(
         np.full(count, pi @ values), abs=1e-6
     )
+
+
+# How often, until all agree.
+
+
+@given(graphs(), st.data())
+def test_the_fewest_averagings_that_shrink_every_disagreement(
+    edges: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    count = 1 + max(b for _, b in edges)
+    amounts = data.draw(st.lists(st.integers(1, 20), min_size=count, max_size=count))
+    tolerance = data.draw(st.floats(0.001, 0.9))
+    num_examples = {f"d{i}": amount for i, amount in enumerate(amounts)}
+    pairs = [(f"d{a}", f"d{b}") for a, b in edges]
+    often = num_averagings(mixing_weights(pairs, num_examples), num_examples, tolerance)
+
+    # By brute force: what is left of the worst disagreement, in the norm that weighs each device by its data.
+    pi, mixing = np.array(amounts) / sum(amounts), matrix(pairs, num_examples)
+    assert worst(np.linalg.matrix_power(mixing, often) - pi, pi) <= tolerance * (1 + 1e-6)
+    if often > 1:
+        assert worst(np.linalg.matrix_power(mixing, often - 1) - pi, pi) > tolerance * (1 - 1e-6)
+
+
+def worst(errors: np.ndarray, pi: np.ndarray) -> float:
+    root = np.sqrt(pi)
+    return float(np.linalg.norm(root[:, None] * errors / root, ord=2))
+
+
+def test_a_mesh_of_equals_agrees_at_once_and_a_long_line_late() -> None:
+    equal = dict.fromkeys((f"d{i}" for i in range(10)), 7)
+    often = {}
+    for topology in ("mesh", "ring", "line"):
+        pairs = block_graphs(fleet_of(10, topology), holding("b", *range(10)))["b"]
+        often[topology] = num_averagings(mixing_weights(pairs, equal), equal, 0.01)
+    assert often["mesh"] == 1
+    assert 1 < often["ring"] < often["line"]
+
+
+def test_a_shrinking_to_exactly_the_tolerance_is_enough() -> None:
+    # Two devices of equal data agree at once; this pair keeps 0.1 of its disagreement.
+    weights = {"a": {"b": 0.45}, "b": {"a": 0.45}}
+    assert [num_averagings(weights, {"a": 1, "b": 1}, t) for t in (0.1, 0.01, 0.001, 0.0099)] == [1, 2, 3, 3]
+
+
+def test_one_device_agrees_with_itself() -> None:
+    assert num_averagings({"a": {}}, {"a": 3}, 0.5) == 1
+
+
+# Along which ring.
+
+
+@given(st.permutations(range(7)))
+def test_a_ring_of_links_is_followed_in_whatever_order_its_devices_are_named(order: list[int]) -> None:
+    links = tuple((f"d{a}", f"d{b}") for a, b in zip(order, [*order[1:], order[0]], strict=True))
+    fleet = fleet_of(7, "custom", edges=links)
+    found = ring_order(fleet)
+    assert sorted(found) == sorted(fleet.names)
+    assert all(b in fleet.neighbours(a) for a, b in zip(found, [*found[1:], found[0]], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("topology", "num_far"), [("ring", 0), ("mesh", 0), ("line", 1), ("star", 4), ("random_regular", 2)]
+)
+def test_a_ring_follows_links_where_it_can(topology: str, num_far: int) -> None:
+    fleet = fleet_of(6, topology)
+    order = ring_order(fleet)
+    assert sorted(order) == sorted(fleet.names)
+    far = [a for a, b in zip(order, [*order[1:], order[0]], strict=True) if b not in fleet.neighbours(a)]
+    assert len(far) <= num_far
 
 
 def test_rows_are_a_device_s_own_view_of_every_block() -> None:

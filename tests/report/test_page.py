@@ -165,7 +165,7 @@ def test_columns_in_which_nothing_stands_are_left_out(tmp_path):
     assert shown[:4] == ["Device", "Accuracy", "Busy", "Waiting"]
     assert not {"Alone", "Together", "Gain", "Energy"} & set(shown)
     rows = re.findall(r"<tr>(.*?)</tr>", (tmp_path / "b").read_text(encoding="utf-8"))
-    assert {row.count("<td") for row in rows if "raspberry" in row and "<small>" in row} == {9}
+    assert {row.count("<td") for row in rows if "raspberry" in row and "<small>" in row} == {10}
 
 
 def test_a_gain_is_green_a_loss_red_and_none_neither(tmp_path):

@@ -4,7 +4,7 @@ from manyhands.data.examples import Dataset, Examples, Progress
 from manyhands.data.loading import get, load
 from manyhands.data.lookup import Source
 from manyhands.data.section import DataSection
-from manyhands.data.shares import plan_shares, train_validation
+from manyhands.data.shares import plan_class_shares, plan_shares, train_validation
 from manyhands.data.sources import SOURCES
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "Source",
     "get",
     "load",
+    "plan_class_shares",
     "plan_shares",
     "train_validation",
 ]

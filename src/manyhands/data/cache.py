@@ -19,7 +19,7 @@ import numpy as np
 
 from manyhands.data.examples import Array
 
-__all__ = ["cache_folder", "fingerprint", "forget", "remembered"]
+__all__ = ["cache_folder", "fingerprint", "forget", "recalled", "remembered"]
 
 
 def cache_folder() -> Path:
@@ -52,6 +52,14 @@ def remembered(key: str, build: Callable[[], Mapping[str, Array]]) -> dict[str, 
         _write(folder, arrays)
         return _read(folder)  # the mapped files in place of the arrays, which are freed
     return dict(arrays)
+
+
+def recalled(key: str) -> dict[str, Array] | None:
+    """The arrays kept under a key, if there are any."""
+    try:
+        return _read(_arrays() / key)
+    except (OSError, ValueError, EOFError):
+        return None
 
 
 def forget(key: str) -> None:

@@ -49,6 +49,15 @@ class Examples:
         index = torch.as_tensor(indices, dtype=torch.int64)
         return Examples(self.x[index], self.y[index])
 
+    def of_classes(self, classes: Sequence[int]) -> Examples:
+        """Those of some classes, labelled by their places among these."""
+        largest = int(self.y.max()) if len(self) else 0
+        place = torch.full((max(largest, *classes) + 1,), -1)
+        place[list(classes)] = torch.arange(len(classes))
+        labels = place[self.y]
+        index = (labels >= 0).nonzero().flatten()
+        return Examples(self.x[index], labels[index])
+
     def spread(self, limit: int) -> Examples:
         """At most so many, evenly spaced, so that a sorted set is not cut to its first classes."""
         if limit >= len(self):

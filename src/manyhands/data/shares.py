@@ -23,7 +23,7 @@ import numpy as np
 
 from manyhands.errors import JobError
 
-__all__ = ["plan_shares", "train_validation"]
+__all__ = ["plan_class_shares", "plan_shares", "train_validation"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -70,6 +70,44 @@ def plan_shares(
     else:
         raise JobError("data.shares", kind, 'must be "iid", "dirichlet" or "by_class"')
     return _by_owner(_deal(label, counts, rng), len(sizes))
+
+
+def plan_class_shares(
+    labels: Array,
+    held: Sequence[Sequence[int]],
+    fractions: Sequence[float],
+    *,
+    rng: np.random.Generator,
+    whole: bool = False,
+) -> list[Array]:
+    """Deals the examples of each class to those who hold it.
+
+    Args:
+        labels: The label of every example, integer [N].
+        held: The classes of each device; every class is with one at least.
+        fractions: Of each device; those who share a class divide it in proportion to theirs.
+        rng: The only source of chance.
+        whole: Give each of them all examples of its classes instead.
+
+    Returns:
+        For each device the indices of its examples, ascending.
+    """
+    per_class = np.bincount(labels, minlength=max(max(own) for own in held) + 1)
+    weights = np.zeros((len(held), len(per_class)))
+    for device, own in enumerate(held):
+        weights[device, list(own)] = fractions[device]
+    counts = _whole(weights * (per_class / np.maximum(weights.sum(0), 1e-300)))
+    if whole:
+        counts = (weights > 0) * per_class
+    for poor in np.flatnonzero(counts.sum(1) < FEWEST):
+        expected = (
+            f"the classes of device {poor + 1} have {counts[poor].sum()} examples for it, and it needs "
+        )
+        expected += f"at least {FEWEST}: use more data, or fewer devices"
+        raise JobError("split.task.data", "whole" if whole else "dealt", expected)
+    if whole:
+        return [np.flatnonzero(np.isin(labels, own)) for own in held]
+    return _by_owner(_deal(labels, counts, rng), len(held))
 
 
 def train_validation(

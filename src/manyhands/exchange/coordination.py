@@ -34,6 +34,8 @@ class ExchangeSection(Section):
     send: Literal["parameters", "gradients"] = "parameters"
     staleness: NonNegativeFloat = 0.0
     mix: float = Field(default=0.5, gt=0, le=1)
+    consensus: Literal["none", "gossip", "ring"] = "none"
+    tolerance: float = Field(default=0.01, gt=0, lt=1)
     merge: MergeSection = MergeSection()
 
     @model_validator(mode="after")
@@ -56,6 +58,24 @@ class ExchangeSection(Section):
             raise ValueError(
                 'send = "gradients" needs a coordinator: neighbours do not start a round from the same blocks'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_consensus(self) -> ExchangeSection:
+        if self.consensus != "none" and self.mode != "neighbours":
+            raise ValueError(
+                f'consensus needs mode = "neighbours": in "{self.mode}" a coordinator brings all to one mean'
+            )
+        if self.consensus != "gossip" and self.tolerance != ExchangeSection.model_fields["tolerance"].default:
+            raise ValueError(
+                f'tolerance needs consensus = "gossip": "{self.consensus}" does not repeat until all agree'
+            )
+        if self.consensus == "ring" and self.merge.rule != "mean":
+            raise ValueError(
+                f'merge.rule = "{self.merge.rule}" needs whole versions: consensus = "ring" passes means on'
+            )
+        if self.consensus == "ring" and self.merge.clip_norm is not None:
+            raise ValueError('merge.clip_norm needs whole versions: consensus = "ring" passes means on')
         return self
 
 

@@ -30,6 +30,8 @@ class Member:
         settle: ``(replica, blocks) -> Work``: takes over the blocks and gives the weights ``replica``.
         evaluate: ``(replica, blocks) -> Work``: how good the network is with these blocks; facts
             ``accuracy`` and ``loss``.
+        together: ``(round, blocks) -> (round, Work) | None``: takes note of what it has after a round;
+            if all have come to a further one by that, to which, and how good what they have is.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Member:
     train: Callable[[Replica, Blocks, int], Work]
     settle: Callable[[Replica, Blocks], Work]
     evaluate: Callable[[Replica, Blocks], Work]
+    together: Callable[[int, Blocks], tuple[int, Work] | None] = lambda _round, _blocks: None
 
 
 def updated_blocks(trained: Outcome) -> dict[str, Weights]:

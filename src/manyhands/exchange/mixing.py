@@ -2,19 +2,22 @@
 
 Plain names and numbers, no tensors. A block's graph joins those who hold it; averaging along its edges,
 round after round, brings all of them to the mean over their data. docs/decisions/0006-neighbours.md has the
-reasons.
+reasons. How often they must average to agree, and the ring on which they could pass sums instead, are planned
+here too (docs/decisions/0009-consensus.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+import numpy as np
 from networkx.utils import UnionFind
 
 from manyhands.fleet import Fleet
 
-__all__ = ["Pair", "block_graphs", "mixing_rows", "mixing_weights"]
+__all__ = ["Pair", "block_graphs", "mixing_rows", "mixing_weights", "num_averagings", "ring_order"]
 
 Pair = tuple[str, str]
 """Two devices that send each other a block, in fleet order."""
@@ -59,6 +62,49 @@ def mixing_weights(pairs: Sequence[Pair], num_examples: Mapping[str, int]) -> di
         i: {j: min(1 / (len(near) + 1), data[j] / data[i] / (len(peers[j]) + 1)) for j in near}
         for i, near in peers.items()
     }
+
+
+def num_averagings(
+    weights: Mapping[str, Mapping[str, float]], num_examples: Mapping[str, int], tolerance: float
+) -> int:
+    """The fewest averagings after which every disagreement is at most `tolerance` of what it was.
+
+    A disagreement is how far the versions are from their mean over the data, in the norm that weighs each
+    with its data. Since ``pi_i w_ij = pi_j w_ji``, the mixing matrix is symmetric in that norm, and the
+    disagreement that an averaging shrinks least is shrunk by the second largest absolute eigenvalue.
+
+    Args:
+        weights: Device -> peer -> weight, of one connected graph (`mixing_weights`).
+        num_examples: Device -> how much data it trains on.
+        tolerance: Between 0 and 1.
+    """
+    if len(weights) < 2:
+        return 1
+    index = {device: i for i, device in enumerate(weights)}
+    mixing = np.zeros((len(index), len(index)))
+    for device, row in weights.items():
+        mixing[index[device], [index[peer] for peer in row]] = list(row.values())
+        mixing[index[device], index[device]] = 1 - sum(row.values())
+    root = np.sqrt([max(num_examples[device], 1) for device in index])
+    shrinking = float(np.sort(np.abs(np.linalg.eigvalsh(root[:, None] * mixing / root)))[-2])
+    if shrinking <= tolerance:
+        return 1
+    return math.ceil(math.log(tolerance) / math.log(shrinking) - 1e-9)  # 0.1 twice is 0.01, if not in floats
+
+
+def ring_order(fleet: Fleet) -> tuple[str, ...]:
+    """All devices, each followed where possible by one with a direct link, and the last by the first.
+
+    Depth first from a device with the fewest links: a ring is followed link by link, a line from end to end.
+    """
+    order: dict[str, None] = {}
+    waiting = [min(fleet.names, key=lambda name: len(fleet.neighbours(name)))]
+    while waiting:
+        here = waiting.pop()
+        if here not in order:
+            order[here] = None
+            waiting += reversed(fleet.neighbours(here))
+    return tuple(order)
 
 
 def block_graphs(fleet: Fleet, holds: Mapping[str, Collection[str]]) -> dict[str, list[Pair]]:

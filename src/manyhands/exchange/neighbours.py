@@ -7,22 +7,30 @@ is whose neighbour, and with what weight, is planned beforehand (`exchange.mixin
 Neighbours wait for each other, so two of them are at most one round apart as long as nobody is cut off. A
 device that lost touch, because it was down, too slow or apart, goes on with the newest that it hears: it
 takes over its neighbours' round number and skips the local phases in between.
+
+Blocks that every device holds can be brought to consensus in every round: by averaging them again and again
+(gossip), or on a ring (`exchange.consensus`). Time is therefore counted in *steps*: a round has as many as it
+has averagings, and that is one where nothing is repeated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from manyhands.blocks import Weights
+from manyhands.errors import JobError
+from manyhands.exchange.consensus import RING_KINDS, Belt, Ring, all_reduce, make_rings
 from manyhands.exchange.coordination import ExchangeSection, accept_updates, skip_news
 from manyhands.exchange.member import Member, looks, updated_blocks
 from manyhands.exchange.merge import merge
+from manyhands.exchange.mixing import num_averagings, ring_order
+from manyhands.fleet import Fleet
 from manyhands.hand import Hand, Message, Outcome, Work
 from manyhands.replica import Blocks, Replica
 
-__all__ = ["Neighbourhood", "Standing", "exchange_with_neighbours"]
+__all__ = ["Neighbourhood", "Standing", "exchange_with_neighbours", "plan_consensus"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +44,9 @@ class Neighbourhood:
         expected_s: How long a round should take the slowest of the fleet, for whom in the end all wait. It
             waits until `section.deadline_s`, or `section.slack` times this, after it has sent its own blocks.
         evaluate_every: Look at its network every so many local phases (0: only at the end).
+        consensus_blocks: The blocks that all devices are to agree on in every round.
+        repetitions: How often these are averaged in a round.
+        ring: Its place in the ring on which they come to their mean instead, if there is one.
     """
 
     section: ExchangeSection
@@ -43,24 +54,69 @@ class Neighbourhood:
     weights: Mapping[str, Mapping[str, float]]
     expected_s: float
     evaluate_every: int = 1
+    consensus_blocks: tuple[str, ...] = ()
+    repetitions: int = 1
+    ring: Ring | None = None
+
+    @cached_property
+    def neighbours(self) -> tuple[str, ...]:
+        """All with whom it averages a block."""
+        return tuple(dict.fromkeys(peer for row in self.weights.values() for peer in row))
 
     @cached_property
     def peers(self) -> tuple[str, ...]:
-        """All with whom it exchanges a block."""
-        return tuple(dict.fromkeys(peer for row in self.weights.values() for peer in row))
+        """All whom it talks to."""
+        beside = (self.ring.before, self.ring.after) if self.ring else ()
+        return tuple(dict.fromkeys((*self.neighbours, *beside)))
 
     @property
     def wait_s(self) -> float:
-        """How long it waits for its neighbours."""
+        """How long it waits for its neighbours in a round, and before that for the ring."""
         return self.section.deadline_s or self.section.slack * self.expected_s
 
     def blocks_of(self, peer: str) -> list[str]:
-        """The blocks that it exchanges with a peer."""
+        """The blocks that it averages with a peer."""
         return [block for block, row in self.weights.items() if peer in row]
 
     def shared_with(self, peer: str, blocks: Blocks) -> Blocks:
-        """Those of some blocks that it exchanges with a peer."""
-        return {block: blocks[block] for block in self.blocks_of(peer)}
+        """Those of some blocks that it averages with a peer."""
+        return {block: blocks[block] for block in self.blocks_of(peer) if block in blocks}
+
+    def further_stages(self) -> tuple[int, dict[str, int]]:
+        """How often a round sends something for the sake of consensus alone, and to whom how many bytes."""
+        agreed = {block: self.blocks[block] for block in self.consensus_blocks}
+        if self.ring is not None:
+            return self.ring.num_stages, {self.ring.after: self.ring.chunk_bytes(agreed)}
+        shared = {peer: self.shared_with(peer, agreed) for peer in self.neighbours}
+        sent = {peer: Message("consensus", blocks=blocks).nbytes for peer, blocks in shared.items() if blocks}
+        return self.repetitions - 1, sent
+
+
+def plan_consensus(
+    places: Mapping[str, Neighbourhood], fleet: Fleet, num_examples: Mapping[str, int]
+) -> dict[str, Neighbourhood]:
+    """The places of all devices, with what brings the blocks that everybody holds to consensus.
+
+    Raises:
+        JobError: There is no such block.
+    """
+    first = next(iter(places.values()))
+    consensus = first.section.consensus
+    if consensus == "none" or len(places) == 1:
+        return dict(places)
+    common = tuple(b for b in first.blocks if all(b in place.blocks for place in places.values()))
+    if not common:
+        raise JobError(
+            "exchange.consensus", consensus, "there is no block that every device holds; leave it out"
+        )
+    planned = {name: replace(place, consensus_blocks=common) for name, place in places.items()}
+    if consensus == "ring":
+        rings = make_rings(ring_order(fleet), num_examples)
+        return {name: replace(place, ring=rings[name]) for name, place in planned.items()}
+    # As everybody holds these blocks, the graph of each is the fleet's.
+    weights = {name: place.weights[common[0]] for name, place in places.items()}
+    repetitions = num_averagings(weights, num_examples, first.section.tolerance)
+    return {name: replace(place, repetitions=repetitions) for name, place in planned.items()}
 
 
 @dataclass(frozen=True)
@@ -83,7 +139,7 @@ class Standing:
 async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourhood) -> Replica:
     """Trains and averages until the job's rounds are done; gives the network it ends with."""
     standing: Standing = hand.saved or Standing(member.replica, place.blocks)
-    post = _Post(place.section.rounds, place.peers)
+    post = _Post(place)
     while standing.round < place.section.rounds:
         began_s = hand.seconds
         if not standing.trained:
@@ -116,52 +172,116 @@ def _report_round(hand: Hand, member: Member, place: Neighbourhood, standing: St
     if standing.round < last and looks(num_phases, place.evaluate_every, last):
         observe = member.evaluate(standing.replica, standing.blocks)
         hand.report("evaluated", observe=observe, round=standing.round)
+    if (together := member.together(standing.round, standing.blocks)) is not None:
+        number, observe = together
+        hand.report("together", observe=observe, round=number)
     hand.report("round", round=num_phases)
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One averaging with the neighbours.
+
+    Attributes:
+        step: When: the round times how many averagings a round has, and which of them.
+        names: The blocks that are averaged.
+        awaited: The neighbours that are worth waiting for.
+        deadline_s: Until when.
+        hurried: Whether to go on without them as soon as anybody is known to be at a later step.
+    """
+
+    step: int
+    names: tuple[str, ...]
+    awaited: frozenset[str]
+    deadline_s: float
+    hurried: bool = False
 
 
 async def _average(hand: Hand, place: Neighbourhood, standing: Standing, post: _Post) -> Standing:
     """Exchanges what was trained in a round, and goes on to the next one or to where the others are."""
-    number, blocks = standing.round, standing.blocks
-    await _exchange(hand, place, standing, post)
-    said = {peer: post.word(peer) for peer in place.peers if post.has(peer, number)}
-    if said:
-        outcome = await hand.compute(_merge_work(place, blocks, said, number))
-        blocks = {**blocks, **outcome.weights}
-        for peer, reason in outcome.facts["refused"].items():
-            hand.report("refused", peer=peer, round=number, reason=reason)
-    after = Standing(standing.replica, blocks, max(number + 1, post.newest))
-    post.forget(after.round)
+    number = standing.round
+    agreed = await _go_round(hand, place, standing, post)
+    blocks = {**standing.blocks, **agreed}
+    turn = _Turn(
+        number * place.repetitions,
+        tuple(block for block in place.weights if block not in agreed),
+        frozenset(place.neighbours),
+        hand.seconds + place.wait_s,
+        # Where the ring broke, those who had the mean by then have nothing to say in this round.
+        hurried=place.ring is not None and not agreed,
+    )
+    while turn.step // place.repetitions == number and turn.awaited:
+        answered = await _exchange(hand, place, turn, blocks, post)
+        blocks = {**blocks, **await _merge(hand, place, turn, blocks, post)}
+        step = max(turn.step + 1, post.newest)
+        turn = replace(turn, step=step, names=place.consensus_blocks, awaited=answered)
+        post.forget(turn.step)
+    after = Standing(standing.replica, blocks, max(number + 1, turn.step // place.repetitions))
+    post.forget(after.round * place.repetitions)
     hand.save(after)
     return after
 
 
-async def _exchange(hand: Hand, place: Neighbourhood, standing: Standing, post: _Post) -> None:
-    """Sends the blocks to those who are there, and waits until all of them have answered or time is up."""
-    number = standing.round
+async def _go_round(hand: Hand, place: Neighbourhood, standing: Standing, post: _Post) -> Blocks:
+    """The blocks that a ring has brought to their mean in this round; none where there is no whole ring."""
+    if place.ring is None or post.belt is None:
+        return {}
+    shared = {block: standing.blocks[block] for block in place.consensus_blocks}
+    return await all_reduce(hand, place.ring, post.belt, shared, standing.round, place.wait_s)
+
+
+async def _exchange(
+    hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: _Post
+) -> frozenset[str]:
+    """Sends the blocks to those who are there, and waits until all of them have answered or time is up.
+
+    Returns:
+        Who of those that it waited for has answered.
+    """
+    number, stage = divmod(turn.step, place.repetitions)
     await skip_news(hand)
-    there = [peer for peer in hand.peers if post.knows(peer)]
+    averaged = {block: blocks[block] for block in turn.names}
+    there = [peer for peer in hand.peers if place.shared_with(peer, averaged)]
+    kind, facts = ("consensus", {"stage": stage}) if stage else ("blocks", {})
     for peer in there:
-        await hand.send(peer, Message("blocks", number, blocks=place.shared_with(peer, standing.blocks)))
-    deadline_s = hand.seconds + place.wait_s
-    missing = {peer for peer in there if not post.has(peer, number)}
+        await hand.send(peer, Message(kind, number, facts, place.shared_with(peer, averaged)))
+    awaited = [peer for peer in there if peer in turn.awaited]
+    missing = {peer for peer in awaited if not post.has(peer, turn.step)}
     while True:
+        if turn.hurried and post.newest > turn.step:
+            missing.clear()
         # When nobody is missing, what is in the mailbox is still read: it may say that others are far ahead.
-        left_s = max(deadline_s - hand.seconds, 0.0) if missing else 0.0
-        message = await hand.receive("blocks", "lost", "joined", timeout_s=left_s)
+        left_s = max(turn.deadline_s - hand.seconds, 0.0) if missing else 0.0
+        message = await hand.receive(*post.kinds, "lost", "joined", timeout_s=left_s)
         if message is None:
             break
-        if message.kind == "blocks":
-            post.take(hand, message, number)
-        if message.kind != "blocks" or post.has(message.sender, number):
+        if message.kind in post.kinds:
+            post.take(hand, message, turn.step)
+        if message.kind not in post.kinds or post.has(message.sender, turn.step):
             # Said what was to be said; or lost, or back without what it was sent: not worth waiting for.
             missing.discard(message.sender)
-    absent = [peer for peer in there if not post.has(peer, number)]
+    absent = [peer for peer in awaited if not post.has(peer, turn.step)]
     if absent:
         hand.report("missed", round=number, peers=absent)
+    return frozenset(awaited).difference(absent)
 
 
-def _merge_work(place: Neighbourhood, blocks: Blocks, said: Mapping[str, Message], number: int) -> Work:
-    """Averages this device's version of each block with those that came and fit.
+async def _merge(hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: _Post) -> Blocks:
+    """The blocks that change when this device's versions are averaged with what its neighbours have said."""
+    said = {peer: post.word(peer) for peer in place.neighbours if post.has(peer, turn.step)}
+    if not said or not turn.names:
+        return {}
+    number = turn.step // place.repetitions
+    outcome = await hand.compute(_merge_work(place, turn.names, blocks, said, number))
+    for peer, reason in outcome.facts["refused"].items():
+        hand.report("refused", peer=peer, round=number, reason=reason)
+    return outcome.weights
+
+
+def _merge_work(
+    place: Neighbourhood, names: Sequence[str], blocks: Blocks, said: Mapping[str, Message], number: int
+) -> Work:
+    """Averages this device's version of each named block with those that came and fit.
 
     What others do not say, or say in vain, leaves their weight to the device's own version.
     """
@@ -170,7 +290,8 @@ def _merge_work(place: Neighbourhood, blocks: Blocks, said: Mapping[str, Message
     def run() -> Outcome:
         kept, refused = accept_updates(section, blocks, said, {peer: place.blocks_of(peer) for peer in said})
         merged = {}
-        for block, row in place.weights.items():
+        for block in names:
+            row = place.weights[block]
             theirs = [(row[p], kept[p][block]) for p in row if p in kept and block in kept[p]]
             if theirs:
                 own = 1 - sum(weight for weight, _ in theirs)
@@ -182,55 +303,64 @@ def _merge_work(place: Neighbourhood, blocks: Blocks, said: Mapping[str, Message
 
 
 class _Post:
-    """What neighbours have said and is still of use.
+    """What others have said and is still of use.
 
-    Of a neighbour at most one round ahead, which is as far as those get who wait for each other, the word of
-    each round counts in that round: it then averaged with this device's word of the same round, and the mean
+    Of a neighbour at most one step ahead, which is as far as those get who wait for each other, the word of
+    each step counts in that step: it then averaged with this device's word of the same step, and the mean
     over the data stays what it was. One that is further ahead has gone on without this device; its newest
     word counts, and no other is kept.
+
+    Attributes:
+        belt: What came along the ring, if there is one.
+        kinds: The messages that it takes.
     """
 
-    def __init__(self, num_rounds: int, peers: Iterable[str]) -> None:
-        self._num_rounds = num_rounds
-        self._said: dict[str, dict[int, Message]] = {peer: {} for peer in peers}
+    def __init__(self, place: Neighbourhood) -> None:
+        self.belt = None if place.ring is None else Belt(place.ring, place.section.rounds)
+        self.kinds = ("blocks", "consensus", *(RING_KINDS if place.ring else ()))
+        self._num_rounds, self._num_stages = place.section.rounds, place.repetitions
+        self._said: dict[str, dict[int, Message]] = {peer: {} for peer in place.neighbours}
 
     @property
     def newest(self) -> int:
-        """The newest round that anybody is known to be in."""
-        return max((number for said in self._said.values() for number in said), default=0)
+        """The newest step that anybody is known to be at."""
+        along_the_ring = 0 if self.belt is None else self.belt.newest * self._num_stages
+        return max([along_the_ring, *(step for said in self._said.values() for step in said)])
 
-    def knows(self, peer: str) -> bool:
-        """Whether somebody is a neighbour."""
-        return peer in self._said
-
-    def has(self, peer: str, number: int) -> bool:
-        """Whether a neighbour's word is there for a round."""
-        return any(said >= number for said in self._said.get(peer, ()))
+    def has(self, peer: str, step: int) -> bool:
+        """Whether a neighbour's word is there for a step."""
+        return any(said >= step for said in self._said.get(peer, ()))
 
     def word(self, peer: str) -> Message:
         """What of a neighbour counts now."""
         said = self._said[peer]
         return said[min(said)]
 
-    def take(self, hand: Hand, message: Message, number: int) -> None:
-        """Puts a message away that came in a round, or says why not."""
-        said = self._said.get(message.sender)
-        if said is None or not 0 <= message.round < self._num_rounds:
+    def take(self, hand: Hand, message: Message, step: int) -> None:
+        """Puts a message away that came at a step, or says why not."""
+        if self.belt is not None and message.kind in RING_KINDS:
+            self.belt.take(hand, message, step // self._num_stages)
+            return
+        said, stage = self._said.get(message.sender), message.facts.get("stage", 0)
+        if said is None or not self._exists(message.round, stage):
             reason = "no neighbour" if said is None else "there is no such round"
             hand.report("refused", peer=message.sender, round=message.round, reason=reason)
-        elif message.round < number:
+        elif (spoken := message.round * self._num_stages + stage) < step:
             hand.report("late", peer=message.sender, round=message.round)
         else:
-            said[message.round] = message
-            self._tidy(said, number)
+            said[spoken] = message
+            self._tidy(said, step)
 
-    def forget(self, number: int) -> None:
-        """Drops what is older than a round."""
+    def forget(self, step: int) -> None:
+        """Drops what is older than a step."""
         for said in self._said.values():
-            self._tidy(said, number)
+            self._tidy(said, step)
+
+    def _exists(self, number: int, stage: object) -> bool:
+        return 0 <= number < self._num_rounds and isinstance(stage, int) and 0 <= stage < self._num_stages
 
     @staticmethod
-    def _tidy(said: dict[int, Message], number: int) -> None:
+    def _tidy(said: dict[int, Message], step: int) -> None:
         newest = max(said, default=0)
-        for other in [n for n in said if n < number or (newest > number + 1 and n < newest)]:
+        for other in [n for n in said if n < step or (newest > step + 1 and n < newest)]:
             del said[other]

@@ -55,6 +55,8 @@ class Device:
         size: Its network's size within a family; ``None`` means what the model section says, ``"auto"`` the
             largest that fits it.
         time_budget_s: How long a local phase of a network that is chosen for it may take; ``None``: any time.
+        classes: The classes that it trains, by name or number, where the job is split by task; ``None``: all,
+            or those that the job assigns.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Device:
     torch_device: str = "cpu"
     size: str | None = None
     time_budget_s: float | None = None
+    classes: tuple[int | str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +176,7 @@ class DeviceSection(Section):
     torch_device: str | None = None
     size: str | None = None
     time_budget_s: Positive | None = None
+    classes: Annotated[tuple[int | str, ...], Field(min_length=1)] | None = None
 
 
 def make_devices(sections: Sequence[DeviceSection]) -> tuple[Device, ...]:
@@ -194,7 +198,7 @@ def _key(table: int, field: str) -> str:
 def _make_template(table: int, section: DeviceSection) -> Device:
     """The device of a table, still without its final name."""
     kind = _find_kind(table, section.kind)
-    optional = ("share", "interaction_rate", "torch_device", "size", "time_budget_s")
+    optional = ("share", "interaction_rate", "torch_device", "size", "time_budget_s", "classes")
     figures = {figure: getattr(kind, figure) for figure in FIGURES}
     given = {field: getattr(section, field) for field in (*FIGURES, *optional)}
     device = Device(

@@ -161,7 +161,9 @@ def _whole_batches(count: int, batch_size: int) -> int:
 def accuracy_of(
     architecture: Architecture, weights: Tensors, examples: Examples, torch_device: str = "cpu"
 ) -> dict[str, float | None]:
-    """Accuracy and mean loss of a network on examples."""
+    """Accuracy and mean loss of a network on examples; None of none."""
+    if not len(examples):
+        return {"accuracy": None, "loss": None}
     module = workspace(architecture, torch_device, torch.contiguous_format).module
     load(module, weights)
     module.eval()

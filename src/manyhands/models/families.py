@@ -68,6 +68,8 @@ class Family:
         about: One line: what it is and where it comes from.
         detector: Whether it puts out boxes, [N, A·(5+C), H', W'], instead of class scores, [N, C].
         side_step: Image sides must be multiples of this.
+        deep: The first of the layers that serve single classes: where it is decoupled by class, unless a job
+            says otherwise.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Family:
     about: str
     detector: bool = False
     side_step: int = 1
+    deep: str | None = None
 
     @property
     def any_width(self) -> bool:
@@ -93,6 +96,7 @@ FAMILIES: dict[str, Family] = {
             lenet5.build,
             4,
             "LeNet-5 with ReLU and max-pooling (LeCun 1998; paper 002)",
+            deep="conv2",
         ),
         Family(
             "two_conv",
@@ -100,6 +104,7 @@ FAMILIES: dict[str, Family] = {
             two_conv.build,
             6,
             "two convolutions, two dense layers: the network of federated-learning benchmarks",
+            deep="conv2",
         ),
         Family(
             "cifar_cnn",
@@ -107,6 +112,7 @@ FAMILIES: dict[str, Family] = {
             cifar_cnn.build,
             10,
             "Keras' CIFAR-10 example and its lightweight sibling (paper 001)",
+            deep="conv3",
         ),
         Family(
             "alexnet",
@@ -114,6 +120,7 @@ FAMILIES: dict[str, Family] = {
             alexnet.build,
             8,
             "AlexNet, for CIFAR or with its 4096-wide classifier (Krizhevsky 2012; papers 000, 002)",
+            deep="conv3",
         ),
         Family(
             "vgg16",
@@ -121,6 +128,7 @@ FAMILIES: dict[str, Family] = {
             vgg16.build,
             4,
             "VGG-16 with batch normalisation, one dense layer (Simonyan 2015; paper 000)",
+            deep="conv4_1",
         ),
         Family(
             "squeezenet",
@@ -128,6 +136,7 @@ FAMILIES: dict[str, Family] = {
             squeezenet.build,
             4,
             "SqueezeNet 1.1 for small images (Iandola 2016; paper 002)",
+            deep="fire6.squeeze",
         ),
         Family(
             "mobilenet_v2",
@@ -135,6 +144,7 @@ FAMILIES: dict[str, Family] = {
             mobilenet_v2.build,
             4,
             "MobileNet-v2 for small images (Sandler 2018; paper 002)",
+            deep="block6_1.layers.expand.conv",
         ),
         Family(
             "dqn",

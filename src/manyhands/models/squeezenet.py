@@ -29,11 +29,13 @@ class Fire(nn.Module):
         self.expand1 = nn.Conv2d(squeezed, expanded, 1)
         self.expand3 = nn.Conv2d(squeezed, expanded, 3, padding=1)
         self.relu = nn.ReLU()
+        self.groups = 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Maps [N, channels, H, W] to [N, 2 * expanded, H, W]."""
+        """Maps [N, channels, H, W] to [N, 2 * expanded, H, W], group after group."""
         x = self.relu(self.squeeze(x))
-        y: Tensor = self.relu(torch.cat((self.expand1(x), self.expand3(x)), dim=1))
+        parts = [part.unflatten(1, (self.groups, -1)) for part in (self.expand1(x), self.expand3(x))]
+        y: Tensor = self.relu(torch.cat(parts, dim=2).flatten(1, 2))
         return y
 
 

@@ -17,6 +17,7 @@ from manyhands.report.plots import compare_figure, figures
 from manyhands.report.reading import (
     Measure,
     Result,
+    by_class,
     devices_of,
     measure_of,
     network_heading,
@@ -54,6 +55,7 @@ COST_HEADS = (
     "Memory",
     "Parameters",
     "Examples trained",
+    "Operations",
     "Share",
 )
 SPLIT_HEADS = (
@@ -89,7 +91,7 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
             plot(name, figure, _describe(name, result, devices), _caption(name, measure))
             for name, figure in figures(result).items()
         ),
-        _devices(devices, measure),
+        _devices(result, devices),
         _events(result),
         card("", job),
     ]
@@ -146,6 +148,11 @@ def _headlines(result: Result, devices: Sequence[Device]) -> list[tuple[str, str
     """Name, figure and remark of each tile."""
     measure = measure_of(result)
     entries = [(measure.key.capitalize(), measure.text(_overall(result)), whose_network(result))]
+    if (prepared := result.get("prepared")) is not None:
+        before = (
+            f"before the first round; {measure.text(number(prepared, 'accuracy_original'))} before the cut"
+        )
+        entries.append(("Prepared", measure.text(number(prepared, measure.key)), before))
     pairs = [(number(device, measure.key_alone), number(device, measure.key)) for device in devices]
     gains = [measure.gain(alone, after) for alone, after in pairs if alone is not None and after is not None]
     if gains:
@@ -217,10 +224,11 @@ def _describe(name: str, result: Result, devices: Sequence[Device]) -> str:
     return f"Graph of {nodes} devices and {edges} links{centre}."
 
 
-def _devices(devices: Sequence[Device], measure: Measure) -> str:
+def _devices(result: Result, devices: Sequence[Device]) -> str:
+    measure, sized_by = measure_of(result), "classes" if by_class(result) else "size"
     compared = any(number(device, measure.key_alone) is not None for device in devices)
     heads = ("Device", "Alone", "Together" if compared else measure.key.capitalize(), "Gain", *COST_HEADS)
-    rows = ((_device_name(device), _device_cells(device, measure)) for device in devices)
+    rows = ((_device_name(device, sized_by=sized_by), _device_cells(device, measure)) for device in devices)
     return card(f"Devices ({len(devices)})", filled_table(heads, rows, tall=True))
 
 
@@ -239,14 +247,21 @@ def _device_cells(device: Device, measure: Measure) -> tuple[str | Cell, ...]:
         memory_text(number(device, "memory_bytes")),
         count_text(number(device, "parameters")),
         count_text(number(device, "examples")),
+        _operations(device),
         percent_text(number(device, "share")),
     )
 
 
-def _device_name(device: Device) -> str:
+def _operations(device: Device) -> Cell:
+    merging = number(device, "merge_flops")
+    below = f"{count_text(merging)} merging" if merging else ""
+    return Cell(count_text(number(device, "flops")), below=below)
+
+
+def _device_name(device: Device, *, sized_by: str) -> str:
     about = [str(device.get("kind", ""))]
     if device.get("size"):
-        about.append(f"size {device['size']}")
+        about.append(f"{sized_by} {device['size']}")
     name = f"{escape(str(device.get('name', '?')))}<small>{escape(' · '.join(about))}</small>"
     if device.get("size_reason") not in (None, LARGEST):
         name += f'<small class="reason">why not larger: {escape(str(device["size_reason"]))}</small>'

@@ -162,6 +162,11 @@ def sizes_differ(results: Iterable[Result]) -> bool:
     return len({device.get("size") for result in results for device in devices_of(result)} - {None}) > 1
 
 
+def by_class(result: Result) -> bool:
+    """Whether devices have networks for their own classes: a network's size is then a list of classes."""
+    return result.get("prepared") is not None and result.get("split") != "homogeneous"
+
+
 def whose_network(result: Result) -> str:
     """Of which network the `accuracy` or `score` of a result is: ``merged network, size medium``.
 
@@ -169,6 +174,8 @@ def whose_network(result: Result) -> str:
     """
     if number(result, measure_of(result).key) is None:
         return "mean of devices"
+    if by_class(result):
+        return "put together from the devices' parts"
     led = (result.get("topology") or {}).get("coordinator") is not None
     network = "merged network" if led else "mean of the devices' networks"
     size = result.get("merged_size")

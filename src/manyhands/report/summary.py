@@ -31,6 +31,9 @@ NOTABLE = frozenset(
 )
 """Events that a person wants to be told of."""
 
+AVERAGING = frozenset({"merge", "cut", "take"})
+"""Works that bring versions of a block together."""
+
 MAX_NOTABLE = 500
 
 
@@ -41,6 +44,7 @@ class DeviceTally:
     rounds: int = 0
     examples: int = 0
     flops: float = 0.0
+    merge_flops: float = 0.0
     busy_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
@@ -88,9 +92,11 @@ class Tally:
         device = self.devices[self._hosts[hand]]
         own = self._hosts[hand] == hand
         if kind == "computed":
+            merges = event["work"] == "merge"
             device.busy_seconds += event["seconds"] - event["started"]
             device.flops += event["flops"]
-            self.merges += event["work"] == "merge"
+            device.merge_flops += event["flops"] * (event["work"] in AVERAGING)
+            self.merges += merges
             device.examples += event["facts"].get("examples", 0)
             device.loss = event["facts"].get("loss", device.loss)
         elif kind == "interrupted":
@@ -104,7 +110,7 @@ class Tally:
         elif kind == "evaluated":
             device.accuracy, device.score = event.get("accuracy"), event.get("score")
             device.curve.append(_point(event) | {"examples": device.examples})
-        elif kind == "merged":
+        elif kind in ("merged", "together"):
             self.round = event["round"]
             if MEASURES.keys() & event.keys():
                 self.curve.append(_point(event))
@@ -149,6 +155,7 @@ class Tally:
                     "score_alone": None,
                     "loss": tally.loss,
                     "flops": tally.flops,
+                    "merge_flops": tally.merge_flops,
                     "examples": tally.examples,
                     "bytes_sent": tally.bytes_sent,
                     "bytes_received": tally.bytes_received,

@@ -7,10 +7,12 @@ Another way to split is one new file and a line in `SPLITS`.
 from __future__ import annotations
 
 from manyhands.splits.capacity import capacity
-from manyhands.splits.seat import Networks, Seat, Split, SplitSection
+from manyhands.splits.seat import Networks, Seat, Split
+from manyhands.splits.section import SplitSection, TaskSection
+from manyhands.splits.task import task
 from manyhands.splits.whole import homogeneous, isolated
 
-__all__ = ["SPLITS", "Networks", "Seat", "Split", "SplitSection"]
+__all__ = ["SPLITS", "Networks", "Seat", "Split", "SplitSection", "TaskSection"]
 
-SPLITS = {"isolated": isolated, "homogeneous": homogeneous, "capacity": capacity}
+SPLITS = {"isolated": isolated, "homogeneous": homogeneous, "capacity": capacity, "task": task}
 """By the name a job gives it (``[split] by = …``)."""

@@ -17,7 +17,8 @@ import torch
 from manyhands.blocks import Layout, Part, covers
 from manyhands.errors import JobError
 from manyhands.fleet import Fleet
-from manyhands.splits.seat import Networks, Seat, Split, SplitSection
+from manyhands.splits.seat import Networks, Seat, Split
+from manyhands.splits.section import SplitSection
 
 __all__ = ["capacity"]
 

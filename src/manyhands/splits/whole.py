@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from manyhands.blocks import whole_model
 from manyhands.fleet import Fleet
-from manyhands.splits.seat import Networks, Seat, Split, SplitSection
+from manyhands.splits.seat import Networks, Seat, Split
+from manyhands.splits.section import SplitSection
 
 __all__ = ["homogeneous", "isolated"]
 
