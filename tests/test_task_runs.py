@@ -498,3 +498,47 @@ def net(shape, num_classes):
         importlib.invalidate_caches()
         prepared.append(prepare(job, digits(job)).original)
     assert not torch.equal(prepared[0][0].weight, prepared[1][0].weight)
+
+
+def test_a_preparation_does_not_depend_on_torchs_threads(
+    task_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job, found = task_job(), []
+    for threads in (1, 2):
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / str(threads)))
+        torch.set_num_threads(threads)
+        found.append(prepare(job, digits(job)).whole)
+    torch.set_num_threads(1)
+    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+
+
+@pytest.mark.parametrize("consensus", ["none", "ring"])
+def test_operations_of_averaging_are_told_apart(
+    task_job: Callable[..., Job], tmp_path: Path, consensus: str
+) -> None:
+    result = train(task_job(exchange={"consensus": consensus}, run={"report": True}), tmp_path)
+    works = [event for event in events(tmp_path) if event["event"] == "computed"]
+    for device in result["devices"]:
+        own = [work for work in works if work["device"] == device["name"]]
+        trained = sum(work["flops"] for work in own if work["work"] == "train")
+        assert device["merge_flops"] > 0
+        assert device["merge_flops"] == pytest.approx(device["flops"] - trained)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "classes 0-3,9" in page
+    assert "before the first round" in page
+    assert " merging" in page
+
+
+@pytest.mark.parametrize("split", ["homogeneous", "cascade", "width"])
+def test_networks_of_other_splits_can_be_loaded_too(
+    small_job: Callable[..., Job], tmp_path: Path, split: str
+) -> None:
+    job = small_job(model={"name": "lenet5", "sizes": 2}, run={"save_models": True}, exchange={"rounds": 1})
+    result = train(job.split_by(split), tmp_path)
+    network = load_network(tmp_path, "a")
+    test = digits(job).test.spread(60)
+    with torch.no_grad():
+        right = (network(test.x.float() / 255).argmax(1) == test.y).float().mean()
+    assert by_name(result)["a"]["accuracy"] == pytest.approx(float(right), abs=1e-3)
+    with pytest.raises(JobError, match=r"name = .nobody.: has left no such network; there are a, b, c"):
+        load_network(tmp_path, "nobody")

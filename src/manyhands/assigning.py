@@ -26,7 +26,7 @@ def assign_classes(job: Job, fleet: Fleet, material: Material, library: Library)
     task = job.split.task
     if task is None:
         return fleet
-    held = _listed(job, fleet, material.classes) or _assigned(job, fleet, material, library)
+    held = _listed(fleet, material.classes) or _assigned(job, fleet, material, library)
     check_classes(held, fleet.names, material.classes)
     whole = library.sizes[-1]
     return replace(
@@ -38,7 +38,7 @@ def assign_classes(job: Job, fleet: Fleet, material: Material, library: Library)
     )
 
 
-def _listed(job: Job, fleet: Fleet, classes: Sequence[str]) -> list[ClassSet] | None:
+def _listed(fleet: Fleet, classes: Sequence[str]) -> list[ClassSet] | None:
     """The classes that the job lists itself; None if it leaves the choice."""
     if all(device.classes is None for device in fleet.devices):
         return None

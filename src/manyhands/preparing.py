@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from manyhands.blocks import Weights
 from manyhands.data import Dataset, Examples, Progress
 from manyhands.data.cache import forget, recalled, remembered
+from manyhands.data.examples import Array
 from manyhands.errors import JobError, RunError
 from manyhands.fleet.device import make_devices
 from manyhands.job import Job
@@ -194,8 +195,8 @@ class _School:
 
         replica, begin = first, 0
         for epoch in range(epochs, 0, -1):  # the newest that was kept
-            if (found := _recalled(self._epoch_key(name, epoch))) is not None:
-                replica, begin = _as_replica(found, epoch), epoch
+            if (found := recalled(self._epoch_key(name, epoch))) is not None:
+                replica, begin = _as_replica(_from_arrays(found), epoch), epoch
                 break
         for epoch in range(begin, epochs):
             if self._progress is not None:
@@ -316,13 +317,10 @@ def _kept(key: str, build: Callable[[], Mapping[str, Tensor]]) -> dict[str, Tens
     """The tensors of a key in the cache folder, or those that are built for it."""
     # The cache makes files of the names, and an optimizer's have slashes.
     arrays = remembered(key, lambda: {quote(n, safe=""): t.cpu().numpy() for n, t in build().items()})
-    return {unquote(name): torch.from_numpy(array).clone() for name, array in arrays.items()}
+    return _from_arrays(arrays)
 
 
-def _recalled(key: str) -> dict[str, Tensor] | None:
-    arrays = recalled(key)
-    if arrays is None:
-        return None
+def _from_arrays(arrays: Mapping[str, Array]) -> dict[str, Tensor]:
     return {unquote(name): torch.from_numpy(array).clone() for name, array in arrays.items()}
 
 

@@ -9,7 +9,7 @@ with: `train` starts, resumes or just returns what is there, whichever the folde
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -130,12 +130,13 @@ def _train(
 def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
     fleet = make_fleet(job.fleet, seed=job.seed)
     check_fleet(job, fleet)
+    _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part
     fleet = assign_classes(job, fleet, material, library)
     lessons = give_lessons(job, material, fleet)
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
     team = make_team(job, sizing, split, library, lessons)
-    _check_faults(job, team)
+    _check_faults(job, fleet.names, tuple(team.hosts))
     return sizing.fleet, split, team
 
 
@@ -192,12 +193,11 @@ def _to_disk(file: TextIO) -> None:
     os.fsync(file.fileno())
 
 
-def _check_faults(job: Job, team: Team) -> None:
+def _check_faults(job: Job, devices: Sequence[str], hands: Sequence[str]) -> None:
     """A fault must name who there is: a device or, for what meets single hands, the coordinator."""
-    devices = sorted(set(team.hosts.values()))
     for index, fault in enumerate(job.fault):
         groups = getattr(fault, "groups", ())
-        known = devices if isinstance(fault, Partition | SlowDown) else [*devices, *team.hosts]
+        known = devices if isinstance(fault, Partition | SlowDown) else [*devices, *hands]
         for name in (getattr(fault, "device", None), *(name for group in groups for name in group)):
             if name is not None and name not in known:
                 key = f"fault[{index}].{'groups' if groups else 'device'}"

@@ -78,18 +78,12 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
     """What can be said of the devices before a network is built or prepared.
 
     Raises:
-        JobError: A device cannot compute here, or a name is nobody's.
+        JobError: A device cannot compute here, or the coordinator's is no device.
     """
     for device in fleet.devices:
         _check_torch_device(device)
     if job.exchange.mode != "neighbours":
         _coordinator_host(job, fleet)
-    known = (*fleet.names, COORDINATOR)
-    for index, fault in enumerate(job.fault):
-        name = getattr(fault, "device", None)
-        if name is not None and name not in known:
-            expected = f"there is no such device; choose one of {', '.join(known[:10])}"
-            raise JobError(f"fault[{index}].device", name, expected)
 
 
 def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons) -> Team:
