@@ -4,7 +4,8 @@ Section 3.2 of Han et al., doi:10.1109/TPDS.2020.3046440, class by class in thre
 a few figures each, divided into subsets of similar ones, and each subset is given the mean of its *original*
 pictures (equation 1). The three combinations of reduction and division are those that the paper keeps.
 
-- ``svd-kmeans``: a singular value decomposition of the class, and k-means.
+- ``svd-kmeans``: a singular value decomposition of the class, and k-means. (The paper's cost, N d^(3/2), is that of
+  decomposing each picture by itself. Subsets found so keep next to nothing of what is alike: see docs/contention.md.)
 - ``isvd-lsh``: an incremental one (the generalized Hebbian algorithm of Gorrell, EACL 2006) on a sample of the
   features, and locality-sensitive hashing: random projections, at each of which a subset falls in two.
 - ``hash-kmeans``: a fingerprint, every feature hashed into one of a few signed sums, and k-means.
@@ -22,16 +23,16 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 from sklearn.cluster import KMeans
-from sklearn.decomposition import TruncatedSVD
 from sklearn.exceptions import ConvergenceWarning
+from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
 from manyhands.data import cache
 from manyhands.data.examples import Array, Progress, silent
 from manyhands.errors import JobError
-from manyhands.seeds import derive, numpy_generator
+from manyhands.seeds import numpy_generator
 
-__all__ = ["METHODS", "Aggregation", "MethodName", "aggregate", "aggregation_flops"]
+__all__ = ["METHODS", "Aggregation", "MethodName", "aggregate", "aggregation_flops", "reduced_dimensions"]
 
 MethodName = Literal["svd-kmeans", "isvd-lsh", "hash-kmeans"]
 METHODS: tuple[MethodName, ...] = get_args(MethodName)
@@ -92,7 +93,7 @@ def aggregate(
         raise JobError("method", method, f"there is no such aggregation; choose one of {', '.join(METHODS)}")
     if not 1 <= ratio < math.inf:
         raise JobError("ratio", ratio, "must be at least 1: so many pictures have one aggregated point")
-    flat = np.asarray(images.detach().cpu()).reshape(len(images), -1)
+    flat = np.asarray(images.detach().cpu().flatten(1))
     classes = np.asarray(labels.detach().cpu())
     key = f"aggregated-{_digest(flat, classes, method, float(ratio), seed)}"
     kept = cache.remembered(key, lambda: _divide(flat, classes, method, ratio, seed, progress or silent))
@@ -105,12 +106,19 @@ def aggregate(
     )
 
 
+def reduced_dimensions(num_features: int, method: MethodName, ratio: float) -> int:
+    """d' of section 4.3: ten, or for the incremental decomposition log2(0.1 d / ratio)."""
+    if method != "isvd-lsh":
+        return min(DIMENSIONS, num_features)
+    return min(max(round(math.log2(max(0.1 * num_features / ratio, 1.0))), 2), num_features)
+
+
 def aggregation_flops(num_examples: int, num_features: int, method: MethodName, ratio: float) -> float:
     """Operations of an aggregation, for a simulator to charge (the paper's table 3, with its constants).
 
     K-means of a class compares its pictures with its own centres only; ten classes are assumed.
     """
-    n, d, k = float(num_examples), float(num_features), DIMENSIONS
+    n, d, k = float(num_examples), float(num_features), reduced_dimensions(num_features, method, ratio)
     means = n * d
     centres = max(n / ratio / 10, 1.0)
     kmeans = 2.0 * ITERATIONS * n * centres * k
@@ -135,6 +143,7 @@ def _divide(
 ) -> dict[str, Array]:
     """All places in the order of their subsets, and how many each has."""
     reduce_, split = _STEPS[method]
+    dimensions = reduced_dimensions(flat.shape[1], method, ratio)
     order: list[Array] = []
     sizes: list[Array] = []
     done = 0
@@ -145,7 +154,7 @@ def _divide(
             places = np.flatnonzero(classes == label)
             dice = numpy_generator(seed, "aggregate", label)
             count = max(round(len(places) / ratio), 1)
-            subset = _subsets(flat[places], count, reduce_, split, dice)
+            subset = _subsets(flat[places], count, dimensions, reduce_, split, dice)
             order.append(places[np.argsort(subset, kind="stable")])
             sizes.append(np.unique(subset, return_counts=True)[1])
             done += len(places)
@@ -156,11 +165,13 @@ def _divide(
     }
 
 
-Reduce = Callable[[Array, np.random.Generator], Array]
+Reduce = Callable[[Array, int, np.random.Generator], Array]
 Split = Callable[[Array, int, np.random.Generator], Array]
 
 
-def _subsets(x: Array, count: int, reduce_: Reduce, split: Split, dice: np.random.Generator) -> Array:
+def _subsets(
+    x: Array, count: int, dimensions: int, reduce_: Reduce, split: Split, dice: np.random.Generator
+) -> Array:
     """The number of each picture's subset."""
     if count == 1:
         return np.zeros(len(x), np.int64)
@@ -169,25 +180,25 @@ def _subsets(x: Array, count: int, reduce_: Reduce, split: Split, dice: np.rando
     scale = 255.0 if x.dtype == np.uint8 else 1.0
     floats = x.astype(np.float32) / np.float32(scale)
     floats -= floats.mean(axis=0)
-    return split(reduce_(floats, dice), count, dice)
+    return split(reduce_(floats, dimensions, dice), count, dice)
 
 
 # Step 1: a few figures for each picture.
 
 
-def _svd(x: Array, dice: np.random.Generator) -> Array:
-    if x.shape[1] <= DIMENSIONS:
+def _svd(x: Array, dimensions: int, dice: np.random.Generator) -> Array:
+    if x.shape[1] <= dimensions:
         return x
     state = int(dice.integers(2**31))
-    reduced: Array = TruncatedSVD(DIMENSIONS, n_iter=SVD_ITERATIONS, random_state=state).fit_transform(x)
+    u, s, _ = randomized_svd(x, dimensions, n_iter=SVD_ITERATIONS, random_state=state)
+    reduced: Array = u * s
     return reduced
 
 
-def _incremental_svd(x: Array, dice: np.random.Generator) -> Array:
+def _incremental_svd(x: Array, dimensions: int, dice: np.random.Generator) -> Array:
     """Right singular vectors learned block by block, never seeing all at once: V += η (yᵀx - tri(yᵀy) V)."""
-    count = min(x.shape[1], max(DIMENSIONS, round(HEBBIAN_FEATURES * x.shape[1])))
+    count = min(x.shape[1], max(2 * dimensions, round(HEBBIAN_FEATURES * x.shape[1])))
     sample = np.ascontiguousarray(x[:, np.sort(dice.choice(x.shape[1], count, replace=False))])
-    dimensions = min(DIMENSIONS, count)
     vectors = dice.normal(0.0, count**-0.5, (dimensions, count)).astype(np.float32)
     for _ in range(ITERATIONS):
         for start in range(0, len(sample), HEBBIAN_BLOCK):
@@ -199,11 +210,11 @@ def _incremental_svd(x: Array, dice: np.random.Generator) -> Array:
     return projected
 
 
-def _fingerprint(x: Array, dice: np.random.Generator) -> Array:
+def _fingerprint(x: Array, dimensions: int, dice: np.random.Generator) -> Array:
     """Each feature is hashed to one of a few sums and to a sign there (feature hashing)."""
-    places = dice.integers(DIMENSIONS, size=x.shape[1])
+    places = dice.integers(dimensions, size=x.shape[1])
     signs = dice.choice(np.array([-1.0, 1.0], np.float32), size=x.shape[1])
-    hashing = np.zeros((x.shape[1], DIMENSIONS), np.float32)
+    hashing = np.zeros((x.shape[1], dimensions), np.float32)
     hashing[np.arange(x.shape[1]), places] = signs
     sums: Array = x @ hashing
     return sums
