@@ -46,6 +46,7 @@ class DeviceTally:
     flops: float = 0.0
     merge_flops: float = 0.0
     busy_seconds: float = 0.0
+    slowed_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     accuracy: float | None = None
@@ -94,6 +95,7 @@ class Tally:
         if kind == "computed":
             merges = event["work"] == "merge"
             device.busy_seconds += event["seconds"] - event["started"]
+            device.slowed_seconds += event.get("slowed_seconds", 0.0)
             device.flops += event["flops"]
             device.merge_flops += event["flops"] * (event["work"] in AVERAGING)
             self.merges += merges
@@ -160,6 +162,7 @@ class Tally:
                     "bytes_sent": tally.bytes_sent,
                     "bytes_received": tally.bytes_received,
                     "busy_seconds": tally.busy_seconds,
+                    "slowed_seconds": tally.slowed_seconds,
                     "waiting_seconds": waiting_seconds,
                     "energy_joules": energy,
                     "down_seconds": tally.down_seconds,
