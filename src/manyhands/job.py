@@ -99,6 +99,7 @@ class Job(Section):
             fleet = fleet.model_copy(update={"device": devices})
         job = self.model_copy(update={"split": section, "fleet": fleet})
         _check_task(job)
+        _check_data_split(job)
         return job
 
     def changed(self, changes: Mapping[str, Any]) -> Job:
@@ -194,6 +195,7 @@ def _checked(said: dict[str, Any]) -> Job:
         raise _explained(error) from None
     _check_material(job)
     _check_task(job)
+    _check_data_split(job)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)
@@ -280,6 +282,21 @@ def _check_task_devices(job: Job, task: TaskSection) -> None:
         if listed and value != type(task).model_fields[key].default:
             expected = "leave it out: this job lists the classes of its devices"
             raise JobError(f"split.task.{key}", value, expected)
+
+
+def _check_data_split(job: Job) -> None:
+    """Devices that keep pace do so without a coordinator, an epoch of their own data at a time."""
+    if not job.split.paces:
+        return
+    if job.game.name is not None:
+        raise JobError("split.by", "data", "goes through data, and this job learns from a game")
+    if job.exchange.coordinated:
+        expected = 'a split by data has no coordinator; take "neighbours", "epidemic" or "push"'
+        raise JobError("exchange.mode", job.exchange.mode, expected)
+    for key in ("epochs", "examples"):
+        if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
+            expected = "leave it out: in a split by data a round goes once through what there is time for"
+            raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
 
 
 def _apply(said: dict[str, Any], change: str) -> None:

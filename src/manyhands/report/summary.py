@@ -27,6 +27,8 @@ NOTABLE = frozenset(
         "peer_back",
         "message_lost",
         "waiting",
+        "taken_up",
+        "gone_without",
     }
 )
 """Events that a person wants to be told of."""
@@ -55,6 +57,7 @@ class DeviceTally:
     down_seconds: float = 0.0
     lost_at_seconds: float | None = None
     finished: bool = False
+    ratios: list[float] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
 
     def end(self, measure: Measure) -> float | None:
@@ -107,6 +110,8 @@ class Tally:
             device.bytes_sent += event["bytes"]
         elif kind == "received":
             device.bytes_received += event["bytes"]
+        elif kind == "balanced":
+            device.ratios.append(event["ratio"])
         elif kind == "round":
             device.rounds = event["round"]
         elif kind == "evaluated":
@@ -156,6 +161,7 @@ class Tally:
                     "accuracy_alone": None,
                     "score_alone": None,
                     "loss": tally.loss,
+                    "ratio": sum(tally.ratios) / len(tally.ratios) if tally.ratios else None,
                     "flops": tally.flops,
                     "merge_flops": tally.merge_flops,
                     "examples": tally.examples,
