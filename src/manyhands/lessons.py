@@ -177,24 +177,18 @@ class _Classroom:
         assert section is not None
         holders = replica_holders(tuple(self._shares), section.replicas)
         owners = [plain.device, *(owner for owner in self._shares if plain.device in holders[owner])]
-        shares = {
-            owner: Share(owner, self._shares[owner], partial(self._gather, owner)) for owner in owners
-        }
+        shares = {owner: Share(owner, self._shares[owner], partial(self._gather, owner)) for owner in owners}
         flops = 0.0
         if section.order != "random":
             features = plain.train.x[:1].numel()
-            flops = aggregation_flops(
-                len(plain.train), features, _method(section), section.aggregation_ratio
-            )
+            flops = aggregation_flops(len(plain.train), features, _method(section), section.aggregation_ratio)
         return SelectivePhase(plain, shares, section.order, section.renew, flops)
 
     def _gather(self, owner: str) -> Gathered:
         """A device's aggregated points; as all pictures are, they are kept as bytes."""
         section, examples = self._job.split.data, self._shares[owner]
         assert section is not None
-        found = aggregate(
-            examples.x, examples.y, _method(section), section.aggregation_ratio, self._job.seed
-        )
+        found = aggregate(examples.x, examples.y, _method(section), section.aggregation_ratio, self._job.seed)
         points = found.points.round().clamp(0, 255).to(torch.uint8)
         return Gathered(Examples(points, found.labels), tuple(own.numpy() for own in found.members))
 

@@ -211,9 +211,7 @@ def _participants(
 ) -> dict[str, Participant]:
     job = setting.job
     if setting.split.exchanges and host is None:
-        return gossip(
-            Company(job, setting.fleet, setting.split, members, phases, _first_blocks(setting))
-        )
+        return gossip(Company(job, setting.fleet, setting.split, members, phases, _first_blocks(setting)))
     program = partial(
         work_alone if host is None else take_part,
         num_rounds=job.exchange.rounds,

@@ -71,9 +71,7 @@ class ExchangeSection(Section):
     @model_validator(mode="after")
     def _fits_the_consensus(self) -> ExchangeSection:
         if self.consensus != "none" and self.mode != "neighbours":
-            raise ValueError(
-                f'consensus needs mode = "neighbours": "{self.mode}" has other ways to agree'
-            )
+            raise ValueError(f'consensus needs mode = "neighbours": "{self.mode}" has other ways to agree')
         if self.consensus != "gossip" and self.tolerance != ExchangeSection.model_fields["tolerance"].default:
             raise ValueError(
                 f'tolerance needs consensus = "gossip": "{self.consensus}" does not repeat until all agree'

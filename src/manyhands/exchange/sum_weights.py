@@ -118,12 +118,8 @@ def _from_floor(book: Book, sender: str, floor: int) -> Book:
     """Forgets what the sender knows the fate of."""
     floor = max(floor, book.floors.get(sender, 0))
     kept = {n: credited for n, credited in book.decided.get(sender, {}).items() if n >= floor}
-    return replace(
-        book, floors={**book.floors, sender: floor}, decided={**book.decided, sender: kept}
-    )
+    return replace(book, floors={**book.floors, sender: floor}, decided={**book.decided, sender: kept})
 
 
 def _decide(book: Book, sender: str, number: int, credited: bool) -> Book:
-    return replace(
-        book, decided={**book.decided, sender: {**book.decided[sender], number: credited}}
-    )
+    return replace(book, decided={**book.decided, sender: {**book.decided[sender], number: credited}})

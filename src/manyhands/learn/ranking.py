@@ -34,9 +34,7 @@ def needs_effects(order: Order, ratio: float) -> bool:
     return order == "effect" or (order != "random" and ratio < 1)
 
 
-def rank(
-    order: Order, effects: Numbers, last: Numbers, number: int, rng: np.random.Generator
-) -> Indices:
+def rank(order: Order, effects: Numbers, last: Numbers, number: int, rng: np.random.Generator) -> Indices:
     """The points in the order in which their sets are gone through (algorithm 2, lines 2 and 3).
 
     Args:

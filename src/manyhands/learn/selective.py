@@ -175,9 +175,7 @@ class SelectivePhase:
             return self._train(start, replica, shares, ratio, plan)
 
         plain = self.plain
-        return train_work(
-            train, plain.layout, plain.send, replica, blocks, flops=plan.flops, number=number
-        )
+        return train_work(train, plain.layout, plain.send, replica, blocks, flops=plan.flops, number=number)
 
     def _of(self, taken: Sequence[str]) -> list[Share]:
         return [self.shares[self.device], *(self.shares[owner] for owner in taken)]
@@ -219,8 +217,10 @@ class SelectivePhase:
             return
         index = torch.from_numpy(np.concatenate(batches))
         parts = [self._on_device(share)[0] for share in shares]
-        whole = parts[0] if len(parts) == 1 else Examples(
-            torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts])
+        whole = (
+            parts[0]
+            if len(parts) == 1
+            else Examples(torch.cat([part.x for part in parts]), torch.cat([part.y for part in parts]))
         )
         here = index.to(whole.x.device)
         sizes = [len(batch) for batch in batches]
