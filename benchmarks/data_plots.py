@@ -1,4 +1,4 @@
-"""Draws what ``benchmarks/data_split.py`` found: accuracy over time and speed-ups (paper 002, figures 5 and 6).
+"""Draws what ``benchmarks/data_split.py`` found: accuracy over time, and speed-ups (paper 002, figures 5, 6).
 
 python benchmarks/data_plots.py lenet5.json squeezenet.json squeezenet-8.json --out docs/pictures
 """

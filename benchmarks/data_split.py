@@ -1,15 +1,17 @@
-"""Time to the same accuracy: gossip on all data (GoSGD) against the split by data (paper 002, figures 5 and 6).
+"""Time to the same accuracy: gossip on all data (GoSGD) against the split by data (paper 002, section 4.2).
 
-Platforms of four kinds in equal numbers, two of processors and two with graphics cards, each with co-running jobs
-of MapReduce, hold equal shares. GoSGD goes through all data in an epoch and waits for the slowest; the split by data
-balances. Both start from the same weights, with batches of 64, a rate of 0.01 and a momentum of 0.9. Times are those
-of the simulator, with the making and processing of aggregated points charged.
+Platforms of four kinds in equal numbers, two of processors and two with graphics cards, each with
+co-running jobs of MapReduce, hold equal shares. GoSGD goes through all data in an epoch and waits for the
+slowest; the split by data balances. Both start from the same weights, with batches of 64, a rate of 0.01
+and a momentum of 0.9. Times are those of the simulator, with the making and processing of aggregated points
+charged.
 
     python benchmarks/data_split.py --model lenet5 --json lenet5.json
     python benchmarks/data_split.py --model squeezenet --devices 8 --device cuda --json squeezenet-8.json
     python benchmarks/data_split.py --model squeezenet --ablation --device cuda --json ablation.json
 
-Runs that are finished are not run again. ``benchmarks/data_plots.py`` draws the figures from the JSON files.
+Runs that are finished are not run again. ``benchmarks/data_plots.py`` draws the figures from the JSON
+files.
 """
 
 from __future__ import annotations
@@ -239,7 +241,7 @@ def main() -> None:
         done = run(args, order if args.ablation else "edgegossip", rounds, {"by": "data", "data": section})
         done["compared"] = compared(baseline, done)
         runs.append(done)
-    title = f"{args.model} on {args.data}, {args.devices} platforms, {args.topology}, {args.mode}, seed {args.seed}"
+    title = f"{args.model} on {args.data}, {args.devices} platforms, {args.topology}, seed {args.seed}"
     show(console, title, baseline, runs)
     if args.json:
         said = {key: str(value) if isinstance(value, Path) else value for key, value in vars(args).items()}

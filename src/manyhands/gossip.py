@@ -1,4 +1,4 @@
-"""The programs of devices that exchange without a coordinator: with neighbours, with drawn peers, or by push."""
+"""The programs of devices without a coordinator: with neighbours, with drawn peers, or by push."""
 
 from __future__ import annotations
 

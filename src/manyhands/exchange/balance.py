@@ -1,7 +1,7 @@
 """How much of its data each device goes through in the next epoch (paper 002, algorithm 1).
 
-Plain numbers in, plain numbers out. Every device runs this by itself on what it has heard of the others; those
-who heard the same come to the same ratios, and nobody coordinates.
+Plain numbers in, plain numbers out. Every device runs this by itself on what it has heard of the others;
+those who heard the same come to the same ratios, and nobody coordinates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Who meets whom where peers are drawn anew in every round (epidemic gossip).
 
-All devices draw the same pairs from the job's seed and the round, so both ends of a pair know of each other, and
-the weights of a round have the mean over the data as their fixed point, as those of fixed neighbours have.
+All devices draw the same pairs from the job's seed and the round, so both ends of a pair know of each
+other, and the weights of a round have the mean over the data as their fixed point, as those of fixed
+neighbours have.
 """
 
 from __future__ import annotations

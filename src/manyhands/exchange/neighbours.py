@@ -314,9 +314,8 @@ def _merge_work(
 ) -> Work:
     """Averages this device's version of each named block with those that came and fit.
 
-    What others do not say, or say in vain, leaves their weight to the device's own version. Where versions count
-    by the examples that they were trained on since the last averaging, there is no such thing as what others
-    have not said.
+    What others do not say, or say in vain, leaves their weight to the device's own version; unless versions
+    count by the examples behind them, and then the mean is over those that are there.
     """
     section = place.section
 

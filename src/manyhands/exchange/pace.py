@@ -1,9 +1,9 @@
 """Keeping pace: before an epoch devices say how fast they are, and each trains on what it has time for.
 
 The parts of paper 002 that happen between devices: what is announced (section 3.3), what follows from it
-(algorithm 1, in `exchange.balance`), and who takes up the data of those who failed. There is no coordinator: every
-device announces to all, and computes the ratios from what it has heard. Of one whose announcement is late
-the last one counts, because nobody is waited for longer than a part of an epoch.
+(algorithm 1, in `exchange.balance`), and who takes up the data of those who failed. There is no
+coordinator: every device announces to all, and computes the ratios from what it has heard. Of one whose
+announcement is late the last one counts, because nobody is waited for longer than a part of an epoch.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
-"""Asynchronous push gossip with sum-weights (GoSGD; Blot et al. 2016, arXiv:1611.09726; paper 002, section 2.1).
+"""Asynchronous push gossip with sum-weights (GoSGD; Blot et al. 2016; paper 002, section 2.1).
 
-After each local phase a device sends its network, with half of its weight, to one peer drawn at random, and takes
-in what has come in the meantime, each version counting by its weight. Nobody waits for anybody. What is said about
-weights, and why none is ever lost or counted twice, is in `exchange.sum_weights`; here are the messages: ``push``
-(a network and units), ``receipt`` (whether a number was credited), ``ask`` (what became of it) and ``leave``.
+After each local phase a device sends its network, with half of its weight, to one peer drawn at random, and
+takes in what has come in the meantime, each version counting by its weight. Nobody waits for anybody. What
+is said about weights, and why none is ever lost or counted twice, is in `exchange.sum_weights`; here are
+the messages: ``push`` (a network and units), ``receipt`` (whether a number was credited), ``ask`` (what
+became of it) and ``leave``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from manyhands.blocks import Weights
 from manyhands.exchange.coordination import ExchangeSection, accept_updates
@@ -70,7 +71,7 @@ class PushStanding:
 
     replica: Replica
     blocks: Blocks
-    book: Book = Book()
+    book: Book = field(default_factory=Book)
     round: int = 0
     left: frozenset[str] = frozenset()
 
@@ -158,9 +159,9 @@ def _read(place: PushPlace, message: Message) -> tuple[int, int, int] | None:
     facts = message.facts
     number, floor = facts.get("number"), facts.get("floor", 0)
     value = facts.get({"push": "units", "receipt": "credited"}.get(message.kind, ""), 0)
-    if not all(isinstance(part, int) and part >= 0 for part in (number, value, floor)):
+    if not (isinstance(number, int) and isinstance(value, int) and isinstance(floor, int)):
         return None
-    if message.sender not in place.neighbours:
+    if min(number, value, floor) < 0 or message.sender not in place.neighbours:
         return None
     if message.kind == "push" and not (0 < value <= place.most_units and floor <= number):
         return None

@@ -1,20 +1,22 @@
 """The account of sum-weights behind asynchronous push gossip (GoSGD; Blot et al. 2016, arXiv:1611.09726).
 
-Every device starts with the same number of *units* and each message takes half of its sender's along. A unit is
-in one place at any time, whatever is lost, doubled, delayed or overtaken and whoever crashes and comes back:
+Every device starts with the same number of *units* and each message takes half of its sender's along. A
+unit is in one place at any time, whatever is lost, doubled, delayed or overtaken and whoever crashes and
+comes back:
 
 - Units are whole numbers. Half of them is ``n // 2`` and the sender keeps the rest, so nothing is rounded.
 - What is sent stays in the sender's book, *in flight*, until the receiver's word on it is known. The units
   count as the receiver's from when it has credited them, and as the sender's until then.
-- Each message has a number. The receiver decides once about a number: *credited* or *void*. Another copy of it
-  changes nothing.
-- The sender never takes units back because time has passed: a message that seems lost may have arrived with only
-  its receipt lost. It asks; asking about a number that has not come makes it void, and only the receiver's
-  word that it is void brings the units back.
+- Each message has a number. The receiver decides once about a number: *credited* or *void*. Another copy of
+  it changes nothing.
+- The sender never takes units back because time has passed: a message that seems lost may have arrived with
+  only its receipt lost. It asks; asking about a number that has not come makes it void, and only the
+  receiver's word that it is void brings the units back.
 
-So ``sum of own + sum of what is in flight and not credited`` never changes: `give` moves units from own to in
-flight, `take` turns in-flight ones into the receiver's own, `close` strikes out credited ones or brings void
-ones back, and each happens once a number. Books are values; a program saves a new one before it speaks of it.
+So ``sum of own + sum of what is in flight and not credited`` never changes: `give` moves units from own to
+in flight, `take` turns in-flight ones into the receiver's own, `close` strikes out credited ones or brings
+void ones back, and each happens once a number. Books are values; a program saves a new one before it speaks
+of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """In which order a device goes through its data, and where it stops (paper 002, algorithm 2).
 
-Plain numbers, no network. The data is divided into sets, each represented by one aggregated point (the mean of the
-set); a point's *effect* is its loss under the current network. Sets are gone through in the order of their points.
+Plain numbers, no network. The data is divided into sets, each represented by one aggregated point (the mean
+of the set); a point's *effect* is its loss under the current network. Sets are gone through in the order of
+their points.
 
 Orders:
 
@@ -10,8 +11,8 @@ Orders:
   paper's order is a few sets of one class each, and a step on such a batch undoes the one before.
 - ``turns``: sets that have not been gone through for the longest time first, and of those the largest loss;
   shuffled. The part of the data that is left out of one epoch comes first in the next.
-- ``sampled``: sets drawn without replacement, each with a chance in proportion to its loss and to how long ago it
-  was gone through; shuffled.
+- ``sampled``: sets drawn without replacement, each with a chance in proportion to its loss and to how long
+  ago it was gone through; shuffled.
 - ``random``: examples drawn without regard to any point.
 """
 
@@ -56,8 +57,8 @@ def rank(order: Order, effects: Numbers, last: Numbers, number: int, rng: np.ran
 def to_renew(renewed: Numbers, last: Numbers, most: int) -> Indices:
     """The points whose effects are computed anew if there is time for so many.
 
-    Those whose sets were trained on since come first, because their effects have changed the most, and then those
-    that were computed the longest ago.
+    Those whose sets were trained on since come first, because their effects have changed the most, and then
+    those that were computed the longest ago.
 
     Args:
         renewed: The epoch in which each effect was last computed; -1: never.

@@ -1,9 +1,10 @@
-"""Accuracy-aware training: of its data a device goes through as much as there is time for, the most useful first.
+"""Accuracy-aware training: a device goes through what there is time for, the most useful first.
 
-Paper 002, section 3.4: before an epoch the loss of each aggregated point under the current network estimates what
-its set is worth (algorithm 2, line 1); `learn.ranking` has the order. What estimating costs is charged, and taken
-out of the epoch's time: a device that goes through little of its data may not spend most of that time on
-ranking it, so it computes only as many losses anew as a given part of the epoch pays for.
+Paper 002, section 3.4: before an epoch the loss of each aggregated point under the current network
+estimates what its set is worth (algorithm 2, line 1); `learn.ranking` has the order. What estimating costs
+is charged, and taken out of the epoch's time: a device that goes through little of its data may not spend
+most of that time on ranking it, so it computes only as many losses anew as a given part of the epoch pays
+for.
 """
 
 from __future__ import annotations
@@ -267,7 +268,7 @@ class _Notes:
         return np.concatenate(parts)
 
     def renew(self, chosen: Indices, effects: np.ndarray[Any, Any], number: int) -> None:
-        """Writes down effects; those that were never computed are taken to be as large as these on average."""
+        """Writes down effects; those never computed are taken to be as large as these on average."""
         self.effects[chosen], self.renewed[chosen] = effects, number
         unknown = self.renewed < 0
         if len(effects) and unknown.any():

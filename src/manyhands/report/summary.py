@@ -65,6 +65,14 @@ class DeviceTally:
         value: float | None = getattr(self, measure.key)
         return value
 
+    def down_or_back(self, kind: str, seconds: float) -> None:
+        """Takes note of a crash, or of its end."""
+        if kind == "crashed":
+            self.lost_at_seconds = seconds
+        elif kind == "restarted":
+            self.down_seconds += seconds - (self.lost_at_seconds or seconds)
+            self.lost_at_seconds = None
+
 
 class Tally:
     """Counts the events of a run.
@@ -110,8 +118,6 @@ class Tally:
             device.bytes_sent += event["bytes"]
         elif kind == "received":
             device.bytes_received += event["bytes"]
-        elif kind == "balanced":
-            device.ratios.append(event["ratio"])
         elif kind == "round":
             device.rounds = event["round"]
         elif kind == "evaluated":
@@ -124,11 +130,10 @@ class Tally:
         elif kind == "finished":
             self.finished.add(hand)
             device.finished = device.finished or own
-        elif own and kind == "crashed":
-            device.lost_at_seconds = event["seconds"]
-        elif own and kind == "restarted":
-            device.down_seconds += event["seconds"] - (device.lost_at_seconds or event["seconds"])
-            device.lost_at_seconds = None
+        elif kind == "balanced":
+            device.ratios.append(event["ratio"])
+        elif own:
+            device.down_or_back(kind, event["seconds"])
         if kind in NOTABLE:
             self._note(event)
 

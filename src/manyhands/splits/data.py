@@ -1,4 +1,4 @@
-"""Split by data: each device trains the whole network on the part of its data that it has time for (paper 002).
+"""Split by data: each device trains on the part of its data that it has time for (paper 002).
 
 Everyone holds the block ``model``. How much of its data a device goes through is settled before each epoch
 (`exchange.pace`), what of it comes first by `learn.selective`.
