@@ -34,8 +34,8 @@ def test_everybody_takes_the_same_time(said: dict[str, Announced]) -> None:
         assert isclose(ratio * said[name].num_examples / said[name].throughput, found.epoch_s, rel_tol=1e-9)
 
 
-@given(FLEETS, st.randoms())
-def test_the_order_of_announcements_changes_nothing(said: dict[str, Announced], dice: object) -> None:
+@given(FLEETS)
+def test_the_order_of_announcements_changes_nothing(said: dict[str, Announced]) -> None:
     shuffled = dict(sorted(said.items(), reverse=True))
     assert balance(shuffled).ratios == balance(said).ratios
     assert balance(shuffled).epoch_s == balance(said).epoch_s
@@ -74,7 +74,7 @@ def test_data_is_taken_up_by_a_holder_that_is_there_and_first_done() -> None:
     assert found == {"a": "d", "b": "c"}
     grown = with_inheritance(said, found)
     assert (grown["d"].num_examples, grown["c"].num_examples, grown["e"].num_examples) == (200, 200, 100)
-    assert balance(grown).ratios == {"c": 0.2, "d": 1.0, "e": 0.4} or balance(grown).epoch_s == 4.0
+    assert balance(grown).ratios == {"c": 0.2, "d": 1.0, "e": 0.4}
 
 
 def test_several_heirs_share_the_burden() -> None:

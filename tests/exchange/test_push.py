@@ -9,18 +9,16 @@ from functools import partial
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
+from toys import member, one
 
-from manyhands.blocks import Weights
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Fault, Faults
 from manyhands.engine.scripted import ScriptedHand
 from manyhands.engine.simulate import Participant, Simulation
 from manyhands.exchange.coordination import ExchangeSection
-from manyhands.exchange.member import Member
 from manyhands.exchange.push import PushPlace, PushStanding, push_to_peers
 from manyhands.exchange.sum_weights import (
     FIRST_UNITS,
@@ -33,8 +31,7 @@ from manyhands.exchange.sum_weights import (
     take,
 )
 from manyhands.fleet import Fleet
-from manyhands.hand import Message, Outcome, Work
-from manyhands.replica import Blocks, Replica
+from manyhands.hand import Message
 
 # The books by themselves.
 
@@ -171,30 +168,6 @@ def test_a_single_unit_is_not_halved_and_settled_numbers_are_forgotten() -> None
 
 
 # The program.
-
-
-def one(value: float) -> Weights:
-    return Weights({"w": torch.tensor(value, dtype=torch.float64)})
-
-
-def member(step: float = 1.0, flops: float = 0.0) -> Member:
-    """A device whose network is one number; a local phase adds `step` to it."""
-
-    def train(replica: Replica, blocks: Blocks, number: int) -> Work:
-        def run() -> Outcome:
-            facts = {"num_steps": replica.num_steps + 1, "examples": 7, "loss": 0.5}
-            new = {"update/model": one(float(blocks["model"]["w"]) + step)}
-            return Outcome(facts, {"replica": Weights({}), **new})
-
-        return Work("train", run, flops, {"round": number})
-
-    def settle(_replica: Replica, blocks: Blocks) -> Work:
-        return Work("settle", lambda: Outcome({}, {"replica": blocks["model"]}))
-
-    def evaluate(_replica: Replica, _blocks: Blocks) -> Work:
-        return Work("evaluate", lambda: Outcome({"accuracy": 0.5, "loss": 0.0}))
-
-    return Member("x", Replica(Weights({})), 7, train, settle, evaluate)
 
 
 def place(peers: tuple[str, ...], first: float = 0.0, **section: Any) -> PushPlace:
