@@ -93,9 +93,7 @@ def test_the_same_seed_gives_the_same_and_another_another(
     assert members(2) != first
 
 
-def test_it_is_done_once(
-    digits: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_done_once(digits: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     x, y = digits
     first = aggregate(x, y, "hash-kmeans", 10, seed=0)
     monkeypatch.setattr(module, "_divide", lambda *_: pytest.fail("divided again"))

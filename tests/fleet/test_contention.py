@@ -90,7 +90,9 @@ TABLES = st.one_of(
 )  # fmt: skip
 
 
-@given(st.lists(TABLES, min_size=1, max_size=3), st.floats(0, 100), st.floats(0.001, 60), st.floats(0.001, 60))
+@given(
+    st.lists(TABLES, min_size=1, max_size=3), st.floats(0, 100), st.floats(0.001, 60), st.floats(0.001, 60)
+)
 def test_work_in_two_parts_takes_as_long_as_in_one(
     tables: list[dict[str, Any]], start_s: float, first_s: float, second_s: float
 ) -> None:
@@ -328,7 +330,9 @@ def test_a_job_names_what_is_wrong(small_job_file: Path, tmp_path: Path) -> None
         'contention=[{kind="crash"}]'
     )
     assert "there is no such kind of fault; choose one of crash" in error('fault=[{kind="sort"}]')
-    assert "there is no such key; did you mean on_s?" in error('contention=[{kind="bursty", on_s=1, off_s=1, level=0, one_s=3}]')
+    assert "there is no such key; did you mean on_s?" in error(
+        'contention=[{kind="bursty", on_s=1, off_s=1, level=0, one_s=3}]'
+    )
     assert 'seen.csv": cannot be read' in error('contention=[{kind="recorded", path="seen.csv"}]')
 
 
