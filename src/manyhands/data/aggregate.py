@@ -4,8 +4,8 @@ Section 3.2 of Han et al., doi:10.1109/TPDS.2020.3046440, class by class in thre
 to a few figures each, divided into subsets of similar ones, and each subset is given the mean of its
 *original* pictures (equation 1). The combinations of reduction and division are the three that they keep.
 
-- ``svd-kmeans``: a singular value decomposition of the class, and k-means. (The cost they state, N d^(3/2), is
-  that of decomposing each picture by itself; subsets found in that way hardly hold what is alike.)
+- ``svd-kmeans``: a singular value decomposition of the class, and k-means. (The cost they state, N d^(3/2),
+  is that of decomposing each picture by itself; subsets found in that way hardly hold what is alike.)
 - ``isvd-lsh``: an incremental one (the generalized Hebbian algorithm of Gorrell, EACL 2006) on a sample of
   the features, and locality-sensitive hashing: random projections, at each of which a subset falls in two.
 - ``hash-kmeans``: a fingerprint, every feature hashed into one of a few signed sums, and k-means.
