@@ -1,8 +1,8 @@
 """A load that can be ordered: processes that each keep one core busy for a part of the time.
 
-Run as a program, this file is one such process. It imports nothing of manyhands, so that it is there at once.
-It compares the processor time that it has used with the time that has passed, works while it is behind and
-sleeps while it is ahead; so the part is met exactly as long as the machine has that much to give. It ends when
+Run as a program, this file is one such process. It imports nothing of manyhands, so that it is there at
+once. It compares the processor time that it has used with the time that has passed, works while it is behind
+and sleeps while it is ahead; so the part is met as long as the machine has that much to give. It ends when
 its standard input does, which is when whoever started it has died.
 """
 

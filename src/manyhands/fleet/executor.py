@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 
 import psutil
+import torch
 
 from manyhands.errors import RunError
 from manyhands.fleet.burn import READY, end
@@ -81,7 +82,8 @@ def _answer(process: subprocess.Popen[str]) -> str:
 
 def main(threads: int) -> None:
     """Trains for as long as each line says, until the standard input ends."""
-    step = TrainingStep(threads=threads)
+    torch.set_num_threads(threads)
+    step = TrainingStep()
     print(READY, flush=True)
     for line in sys.stdin:
         print(json.dumps(asdict(step.run_for(float(line)))), flush=True)

@@ -1,9 +1,9 @@
-"""Two small jobs of MapReduce that really run: WordCount and Sort, the co-running work of section 4.2 of Han et al.
+"""Two small jobs of MapReduce that really run: WordCount and Sort, as in section 4.2 of Han et al.
 
-Run as a program, this file does one job after the other on an input of so many bytes, until its standard input
-ends. Text is made up, written to a scratch file and read back in pieces; each piece is mapped to partitions,
-partitions travel over a loopback connection, and are reduced: counted, or sorted and written out. It imports
-nothing of manyhands, so that it is there at once.
+Run as a program, this file does one job after the other on an input of so many bytes, until its standard
+input ends. Text is made up, written to a scratch file and read back in pieces; each piece is mapped to
+partitions, partitions travel over a loopback connection, and are reduced: counted, or sorted and written out.
+It imports nothing of manyhands, so that it is there at once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from string import ascii_lowercase
 from subprocess import Popen
 from typing import Literal
 
@@ -55,7 +56,7 @@ def run_job(job: JobName, num_bytes: int, folder: Path, seed: int = 0) -> dict[s
 
 def _write_text(path: Path, num_bytes: int, seed: int) -> None:
     dice = random.Random(seed)
-    words = ["".join(dice.choices("abcdefghijklmnopqrstuvwxyz", k=dice.randint(2, 9))) for _ in range(NUM_WORDS)]
+    words = ["".join(dice.choices(ascii_lowercase, k=dice.randint(2, 9))) for _ in range(NUM_WORDS)]
     piece = " ".join(dice.choices(words, k=PIECE_BYTES // 8)) + "\n"
     with path.open("w", encoding="ascii") as file:
         written = 0
@@ -78,7 +79,7 @@ def _counted(words: list[str]) -> list[str]:
 
 
 def _partition(item: str) -> int:
-    return ord(item[0]) * NUM_PARTITIONS // 128
+    return ascii_lowercase.index(item[0]) * NUM_PARTITIONS // len(ascii_lowercase)
 
 
 def _shuffled(text: str) -> str:
@@ -87,6 +88,7 @@ def _shuffled(text: str) -> str:
         sending = socket.create_connection(server.getsockname())
         receiving, _ = server.accept()
     with sending, receiving:
+
         def send() -> None:
             sending.sendall(text.encode("ascii"))
             sending.shutdown(socket.SHUT_WR)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 
 import psutil
 import torch
@@ -44,18 +45,12 @@ class Pace:
 
 
 class TrainingStep:
-    """Steps of training a small network on random pictures, the same every time.
+    """Steps of training a small network on random pictures, the same every time."""
 
-    Args:
-        batch_size: Examples of a step.
-        threads: Of torch; None for as many as there are cores.
-    """
-
-    def __init__(self, batch_size: int = 32, threads: int | None = None) -> None:
-        torch.set_num_threads(threads or psutil.cpu_count() or 1)
+    def __init__(self, batch_size: int = 32) -> None:
         self.batch_size = batch_size
         with torch.random.fork_rng(devices=[]):
-            torch.random.default_generator.manual_seed(derive(0, "measure"))
+            torch.default_generator.manual_seed(derive(0, "measure"))
             self._net = nn.Sequential(
                 nn.Conv2d(3, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
                 nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
@@ -72,7 +67,8 @@ class TrainingStep:
 
     def _step(self) -> None:
         self._optimizer.zero_grad()
-        nn.functional.cross_entropy(self._net(self._x), self._y).backward()
+        loss = nn.functional.cross_entropy(self._net(self._x), self._y)
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
 
     def run_for(self, seconds: float) -> Pace:
@@ -104,14 +100,17 @@ class Machine:
 
 def measure_machine(seconds: float = 5.0, progress: Callable[[int, int], None] | None = None) -> Machine:
     """Trains a while on all cores; the median of several windows, so that a hiccup does not count."""
-    step = TrainingStep()
-    rates = []
-    for number in range(NUM_WINDOWS):
-        if progress is not None:
-            progress(number, NUM_WINDOWS)
-        pace = step.run_for(seconds / NUM_WINDOWS)
-        rates.append(step.flops / step.batch_size / pace.seconds_per_example)
-    if progress is not None:
-        progress(NUM_WINDOWS, NUM_WINDOWS)
-    memory = int(MEMORY_LEFT * psutil.virtual_memory().available)
-    return Machine(sorted(rates)[NUM_WINDOWS // 2], psutil.cpu_count() or 1, memory)
+    memory_bytes = int(MEMORY_LEFT * psutil.virtual_memory().available)
+    num_cores, threads_before = psutil.cpu_count() or 1, torch.get_num_threads()
+    torch.set_num_threads(num_cores)
+    try:
+        step = TrainingStep()
+        rates = []
+        for number in range(NUM_WINDOWS):
+            if progress is not None:
+                progress(number, NUM_WINDOWS)
+            pace = step.run_for(seconds / NUM_WINDOWS)
+            rates.append(step.flops / step.batch_size / pace.seconds_per_example)
+    finally:
+        torch.set_num_threads(threads_before)
+    return Machine(median(rates), num_cores, memory_bytes)

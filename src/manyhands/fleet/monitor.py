@@ -1,9 +1,9 @@
 """The monitor: what other work takes of this machine, once a second.
 
-The first part of the overhead analysis in section 3.3 of Han et al., doi:10.1109/TPDS.2020.3046440: counters of the
-system are read once a second, and means are kept. What the own processes used is taken off, so that training
-does not count as something that slows training down. Of the network only the whole is known to the system; the
-own part is what the caller says it is.
+As section 3.3 of Han et al., doi:10.1109/TPDS.2020.3046440, has it: counters of the system are read once a
+second, and means are kept. What the own processes used is taken off, so that training does not count as
+something that slows training down. Of the network only the whole is known to the system; the own part is what
+the caller says it is.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 import psutil
 
 from manyhands.fleet.measure import thread_seconds, wall_seconds
+from manyhands.fleet.recording import Span
 from manyhands.fleet.use import IDLE, Use
 
-__all__ = ["Counters", "Monitor", "monitoring", "read_counters", "used_between"]
+__all__ = ["Counters", "Monitor", "monitoring", "read_counters", "seen", "used_between"]
 
 PERIOD_S = 1.0
 
@@ -160,3 +161,15 @@ def monitoring(
     finally:
         stop.set()
         thread.join()
+
+
+def seen(monitor: Monitor, seconds: float | None = None, period_s: float = PERIOD_S) -> Iterator[Span]:
+    """What others use from now on, span by span; for so many seconds, or without end."""
+    started_s, pause = wall_seconds(), threading.Event()
+    passed_s = 0.0
+    while seconds is None or passed_s < seconds:
+        # No span is so short that counters which tick say nothing of it.
+        pause.wait(period_s if seconds is None else min(period_s, max(seconds - passed_s, 0.1)))
+        use = monitor.sample()
+        passed_s = wall_seconds() - started_s
+        yield Span(passed_s, use)

@@ -1,10 +1,10 @@
 """The performance predictor: from what others use of a machine to how long training will take there.
 
-Section 3.3 of Han et al., doi:10.1109/TPDS.2020.3046440. The *basic* predictor of a node says t = t0 · RG(U): the
-time for an example on a free machine, times a slow-down that a regression gives for the use U of co-running
-work. The regression is made from profiling runs. Its coefficients are not negative, so that more
-contention never makes a prediction faster. t0 follows what is measured while training goes on, so that a machine
-that is slower today than when it was profiled is predicted so. The *extended* one adds up executors:
+Section 3.3 of Han et al., doi:10.1109/TPDS.2020.3046440. The *basic* predictor of a node says t = t0 · RG(U):
+the time for an example on a free machine, times a slow-down that a regression gives for the use U of
+co-running work. The regression is made from profiling runs. Its coefficients are not negative, so that more
+contention never makes a prediction faster. t0 follows what is measured while training goes on, so that a
+machine that is slower today than when it was profiled is predicted so. The *extended* one adds up executors:
 p = Σ 1/tᵢ.
 """
 
@@ -24,7 +24,16 @@ from scipy.optimize import nnls
 from manyhands.errors import JobError
 from manyhands.fleet.use import Use
 
-__all__ = ["Predictor", "Regression", "Sample", "fit", "mean_error", "read_predictor", "throughput"]
+__all__ = [
+    "Predictor",
+    "Regression",
+    "Sample",
+    "fit",
+    "mean_error",
+    "read_predictor",
+    "throughput",
+    "write_predictor",
+]
 
 SCHEMA = 1
 MOST_CORES = 0.95
@@ -55,6 +64,10 @@ class Regression:
     squeeze: float = 1.0
     network: float = 0.0
     disk: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not all(0 <= value < float("inf") for value in asdict(self).values()):
+            raise ValueError(f"coefficients must be numbers not below 0: {asdict(self)}")
 
     def __call__(self, use: Use) -> float:
         """The slow-down under this use, at least 1."""
@@ -132,9 +145,16 @@ def write_predictor(path: Path, t0_s: float, regression: Regression, samples: Se
         "schema": SCHEMA,
         "t0_s": t0_s,
         "regression": asdict(regression),
-        "samples": [asdict(sample.use) | {"seconds_per_example": sample.seconds_per_example} for sample in samples],
+        "samples": [
+            asdict(sample.use) | {"seconds_per_example": sample.seconds_per_example} for sample in samples
+        ],
     }
     path.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+
+
+def _check_version(said: dict[str, Any]) -> None:
+    if said["schema"] != SCHEMA:
+        raise ValueError(f"schema {said['schema']} is not {SCHEMA}")
 
 
 def read_predictor(path: Path) -> Predictor:
@@ -145,10 +165,8 @@ def read_predictor(path: Path) -> Predictor:
     """
     try:
         said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        coefficients = {key: float(value) for key, value in said["regression"].items()}
-        if said["schema"] != SCHEMA or min(coefficients.values()) < 0:
-            raise ValueError("it is of another version, or a coefficient is below 0")
-        return Predictor(float(said["t0_s"]), Regression(**coefficients))
+        _check_version(said)
+        return Predictor(float(said["t0_s"]), Regression(**said["regression"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         expected = f"is not a predictor ({error}); make one by 'manyhands profile --beside FILE'"
         raise JobError("predictor", str(path), expected) from error

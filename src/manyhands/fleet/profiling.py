@@ -10,8 +10,8 @@ from typing import Any
 import psutil
 
 from manyhands.fleet.burn import burning
-from manyhands.fleet.mapreduce import JobName, jobs_running
 from manyhands.fleet.executor import Executors
+from manyhands.fleet.mapreduce import JobName, jobs_running
 from manyhands.fleet.monitor import Monitor
 from manyhands.fleet.predictor import Sample, throughput
 
