@@ -34,8 +34,9 @@ def test_counters_that_tick_unevenly_never_give_less_than_nothing() -> None:
     assert used_between(after, after, 1) == Use()
 
 
-counters = st.builds(Counters, st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e12), st.floats(0, 1e12),
-                     st.dictionaries(st.integers(1, 3), st.tuples(st.floats(0, 1e6), st.floats(0, 1e12))))  # fmt: skip
+seconds, num_bytes = st.floats(0, 1e6), st.floats(0, 1e12)
+own = st.dictionaries(st.integers(1, 3), st.tuples(seconds, num_bytes))
+counters = st.builds(Counters, seconds, seconds, num_bytes, num_bytes, own)
 
 
 @given(counters, counters, st.integers(1, 64))
