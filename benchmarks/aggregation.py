@@ -1,10 +1,10 @@
 """What aggregated points cost: to make them, once, and to process them, before every epoch.
 
-For each method and ratio, in a process of its own: seconds, peak memory, the part of the variance within classes
-that is left inside subsets (the less, the more alike they are), and the part of an epoch of training that a
-forward pass over the points takes, as counted in operations and as timed.
+For each method and ratio, in a process of its own: seconds, peak memory, and the part of the variance within
+classes that is left inside subsets (the less, the more alike they are). For each model, the part of an epoch of
+training that a forward pass over the points takes, as counted in operations and as timed.
 
-    MANYHANDS_DATA=… python benchmarks/aggregation.py [--data cifar10] [--limit 50000] [--model alexnet]
+    MANYHANDS_DATA=… python benchmarks/aggregation.py [--data cifar10] [--limit 50000] [--models alexnet]
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ def one(data: str, limit: int | None, method: str, ratio: float) -> dict[str, fl
         took = time.monotonic() - started
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     flat = train.x.flatten(1).float()
-    within = sum(
-        float(((flat[m] - p.flatten()) ** 2).sum()) for p, m in zip(made.points, made.members, strict=True)
-    )
+    subsets = zip(made.points, made.members, strict=True)
+    within = sum(float(((flat[members] - point.flatten()) ** 2).sum()) for point, members in subsets)
     classes = [flat[train.y == label] for label in train.y.unique()]
     total = sum(float(((pictures - pictures.mean(0)) ** 2).sum()) for pictures in classes)
     return {
