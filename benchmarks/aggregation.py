@@ -1,8 +1,8 @@
 """What aggregated points cost: to make them, once, and to process them, before every epoch.
 
 For each method and ratio, in a process of its own: seconds, peak memory, and the part of the variance within
-classes that is left inside subsets (the less, the more alike they are). For each model, the part of an epoch of
-training that a forward pass over the points takes, as counted in operations and as timed.
+classes that is left inside subsets (the less, the more alike they are). For each model, the part of an epoch
+of training that a forward pass over the points takes, as counted in operations and as timed.
 
     MANYHANDS_DATA=… python benchmarks/aggregation.py [--data cifar10] [--limit 50000] [--models alexnet]
 """

@@ -101,7 +101,7 @@ class Monitor:
     """Keeps means of what others use, while it is asked to `sample` now and then.
 
     Args:
-        own: The processes whose use is not others'; None for this one and its children.
+        own: The processes whose use is not others'; None for this one and the children it has now.
         own_network: Bytes that they sent and received so far; None where they have no traffic.
     """
 
