@@ -121,7 +121,7 @@ def test_a_table_documents_its_keys_and_no_others(heading: str) -> None:
 
 def test_no_heading_names_a_table_that_is_not() -> None:
     named = {h for h in rows_by_heading("job.md") if h.startswith(("[", "kind ="))}
-    assert named - {"[[fault]]"} <= TABLES.keys()
+    assert named - {"[[fault]]", "[[contention]]"} <= TABLES.keys()
 
 
 @pytest.mark.parametrize(("heading", "name", "field"), FIELDS)
@@ -202,10 +202,10 @@ def test_a_whole_job_in_the_docs_runs(text: str, tmp_path: Path) -> None:
     assert result["rounds"] == 1
 
 
-def test_the_job_page_shows_a_whole_job_and_every_fault() -> None:
+def test_the_job_page_shows_a_whole_job_and_every_fault_and_co_running_work() -> None:
     shown = [tomllib.loads(text) for text in snippets(DOCS / "job.md")]
     assert any("model" in said and "device" in said.get("fleet", {}) for said in shown)
-    kinds = {fault["kind"] for said in shown for fault in said.get("fault", [])}
+    kinds = {t["kind"] for said in shown for t in [*said.get("fault", []), *said.get("contention", [])]}
     assert {f'kind = "{kind}"' for kind in kinds} == {h for h in TABLES if h.startswith("kind =")}
 
 

@@ -1,13 +1,13 @@
 """Aggregated points: a few hundred means that stand for thousands of pictures.
 
-Section 3.2 of Han et al., doi:10.1109/TPDS.2020.3046440, class by class in three steps: pictures are reduced to
-a few figures each, divided into subsets of similar ones, and each subset is given the mean of its *original*
-pictures (equation 1). The three combinations of reduction and division are those that the paper keeps.
+Section 3.2 of Han et al., doi:10.1109/TPDS.2020.3046440, class by class in three steps: pictures are reduced
+to a few figures each, divided into subsets of similar ones, and each subset is given the mean of its
+*original* pictures (equation 1). The combinations of reduction and division are the three that they keep.
 
-- ``svd-kmeans``: a singular value decomposition of the class, and k-means. (The paper's cost, N d^(3/2), is that of
-  decomposing each picture by itself. Subsets found so keep next to nothing of what is alike: see docs/contention.md.)
-- ``isvd-lsh``: an incremental one (the generalized Hebbian algorithm of Gorrell, EACL 2006) on a sample of the
-  features, and locality-sensitive hashing: random projections, at each of which a subset falls in two.
+- ``svd-kmeans``: a singular value decomposition of the class, and k-means. (The cost they state, N d^(3/2),
+  is that of decomposing each picture by itself; subsets found in that way hardly hold what is alike.)
+- ``isvd-lsh``: an incremental one (the generalized Hebbian algorithm of Gorrell, EACL 2006) on a sample of
+  the features, and locality-sensitive hashing: random projections, at each of which a subset falls in two.
 - ``hash-kmeans``: a fingerprint, every feature hashed into one of a few signed sums, and k-means.
 """
 
@@ -55,7 +55,7 @@ class Aggregation:
     Attributes:
         points: float32 [M, ...], in the units of the pictures.
         labels: int64 [M].
-        members: For each point, the places of its pictures, ascending. Together they are all places, each once.
+        members: For each point, the places of its pictures, ascending. Every place is in one of them.
     """
 
     points: torch.Tensor
@@ -107,7 +107,7 @@ def aggregate(
 
 
 def reduced_dimensions(num_features: int, method: MethodName, ratio: float) -> int:
-    """d' of section 4.3: ten, or for the incremental decomposition log2(0.1 d / ratio)."""
+    """The d' of section 4.3: ten, or for the incremental decomposition log2(0.1 d / ratio)."""
     if method != "isvd-lsh":
         return min(DIMENSIONS, num_features)
     return min(max(round(math.log2(max(0.1 * num_features / ratio, 1.0))), 2), num_features)

@@ -240,7 +240,7 @@ class Simulation:
             hand.name,
             "computed",
             {"work": work.name, "started": started, "flops": work.flops, **work.facts}
-            | ({"slowed_seconds": end - started - work_s} if end > started + work_s else {})
+            | _slowed(end - started, work_s)
             | {"facts": outcome.facts, "bytes": sizes},
         )
         return outcome
@@ -390,6 +390,11 @@ class Simulation:
             observer.believed.add(peer.name)
             self.emit(observer.name, "peer_back", {"peer": peer.name})
             observer.deliver(Message("joined", sender=peer.name))
+
+
+def _slowed(took_s: float, work_s: float) -> Facts:
+    """What co-running work and slow-downs cost, if more than rounding did."""
+    return {"slowed_seconds": took_s - work_s} if took_s - work_s > 1e-9 * took_s else {}
 
 
 def _placed(error: BaseException, place: str) -> RunError:

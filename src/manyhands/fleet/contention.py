@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -28,7 +27,7 @@ from manyhands.fleet.use import IDLE, Use, together
 from manyhands.seeds import numpy_generator
 from manyhands.settings import Section
 
-__all__ = ["Bursty", "Contention", "CoRunning", "Load", "Recorded", "Sort", "Steady", "WordCount"]
+__all__ = ["Bursty", "CoRunning", "Contention", "Load", "Recorded", "Sort", "Steady", "WordCount"]
 
 LEAST_LINK = 0.05
 """What co-running traffic leaves of a link, whatever it asks for: TCP shares."""

@@ -58,9 +58,8 @@ def _span(row: list[str], number: int, after_s: float) -> Span:
     except ValueError:
         raise ValueError(f"line {number} must have {len(COLUMNS)} numbers") from None
     if not after_s + SHORTEST_S <= end_s < float("inf"):
-        raise ValueError(
-            f"line {number}: seconds must be at least {after_s + SHORTEST_S:g}, {SHORTEST_S} after the row before"
-        )
+        least = f"at least {after_s + SHORTEST_S:g}, {SHORTEST_S:g} after the row before"
+        raise ValueError(f"line {number}: seconds must be {least}")
     if not (0 <= cores <= 1 and 0 <= network_bps < float("inf") and 0 <= disk_bps < float("inf")):
         raise ValueError(f"line {number}: cores must be from 0 to 1, network_bps and disk_bps not below 0")
     return Span(end_s, Use(min(cores, MOST_CORES), network_bps, disk_bps))
