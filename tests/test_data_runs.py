@@ -94,9 +94,7 @@ def test_a_run_is_faster_than_one_on_all_data(data_job: Callable[..., Job], tmp_
 def test_every_device_computes_the_same_epoch(data_job: Callable[..., Job], tmp_path: Path) -> None:
     train(data_job(), tmp_path)
     for number in range(4):
-        said = {
-            event["epoch_s"] for event in events(tmp_path, "balanced") if event["round"] == number
-        }
+        said = {event["epoch_s"] for event in events(tmp_path, "balanced") if event["round"] == number}
         assert len(said) == 1
 
 
@@ -227,7 +225,9 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(
     assert list((tmp_path / "cut" / "checkpoint").iterdir())
     resumed = resume(tmp_path / "cut")
     assert figures(resumed) == figures(whole)
-    assert (tmp_path / "cut" / "trace.jsonl").read_bytes() == (tmp_path / "whole" / "trace.jsonl").read_bytes()
+    assert (tmp_path / "cut" / "trace.jsonl").read_bytes() == (
+        tmp_path / "whole" / "trace.jsonl"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(

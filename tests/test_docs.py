@@ -219,7 +219,8 @@ NEED_DATA = {"task-vgg16": "cifar10", "task-cifar100": "cifar100", "task-speech"
 PLAY = ("atari-breakout", "minatar-breakout")
 
 
-READY = {path.stem for path in EXAMPLES.glob("*.toml")} - {*NEED_CIFAR10, *NEED_DATA, *PLAY}
+PACED = "data-cifar10"
+READY = {path.stem for path in EXAMPLES.glob("*.toml")} - {*NEED_CIFAR10, *NEED_DATA, *PLAY, PACED}
 
 
 @pytest.mark.parametrize("name", sorted(READY))
@@ -264,6 +265,18 @@ def test_the_cifar10_examples_run(name: str, tmp_path: Path, monkeypatch: pytest
     ]
     result = train(load_job(EXAMPLES / f"{name}.toml", changes), tmp_path)
     assert [device["examples"] for device in result["devices"]] == [32, 32]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SOURCES["cifar10"].found(DATA) is None, reason="needs a data folder with CIFAR-10")
+def test_the_cifar10_example_of_the_split_by_data_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANYHANDS_DATA", str(DATA))
+    changes = [*QUIET, "data.limit=160", "exchange.rounds=1", "run.evaluate_examples=20"]
+    result = train(load_job(EXAMPLES / f"{PACED}.toml", changes), tmp_path)
+    ratios = {device["name"]: device["ratio"] for device in result["devices"]}
+    assert ratios["cpu-small"] < ratios["cpu-large"] < ratios["gpu-2080"] == 1.0
 
 
 @pytest.mark.slow
@@ -319,7 +332,10 @@ def type_name(value: Any) -> str:
     return (names | {list: "list", dict: "object"})[type(value)]
 
 
-@pytest.mark.parametrize("way", ["synchronous", "asynchronous", "isolated", "neighbours", "task"])
+WAYS = ["synchronous", "asynchronous", "isolated", "neighbours", "task", "data", "push", "epidemic"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_result_page_names_every_key_and_every_event(
     small_job: Callable[..., Job], tmp_path: Path, way: str
 ) -> None:
@@ -329,6 +345,9 @@ def test_the_result_page_names_every_key_and_every_event(
     elif way == "task":
         changes["split"] = {"by": "task", "task": {"part": 0.2}}
         changes["exchange"] |= {"mode": "neighbours", "consensus": "ring"}
+    elif way in ("data", "push"):
+        changes["split"] = {"by": "data", "data": {"replicas": 1}}
+        changes["exchange"] |= {"mode": "neighbours" if way == "data" else way}
     else:
         changes["exchange"]["mode"] = way
     check_result(train(small_job(**changes), tmp_path))
@@ -405,7 +424,17 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for name in ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement"):
+    for name in (
+        "job",
+        "result",
+        "compare",
+        "models",
+        "devices",
+        "capacity",
+        "task",
+        "data-split",
+        "reinforcement",
+    ):
         page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):

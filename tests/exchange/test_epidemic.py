@@ -64,17 +64,13 @@ def test_all_come_to_the_mean(fleet: Fleet) -> None:
     holds = {name: ("model",) for name in fleet.names}
     participants = {}
     for value, name in enumerate(fleet.names):
-        meet = partial(
-            meeting_rows, name, holds=holds, num_examples=dict.fromkeys(fleet.names, 7), seed=1
-        )
+        meet = partial(meeting_rows, name, holds=holds, num_examples=dict.fromkeys(fleet.names, 7), seed=1)
         others = tuple(other for other in fleet.names if other != name)
         place = Neighbourhood(
             section, {"model": one(float(value))}, meet(0), 5.0, 0, meet=meet, company=others
         )
         program = partial(exchange_with_neighbours, member=member(0.0, 1e9), place=place)
         participants[name] = Participant(program, name, place.peers)
-    simulation = Simulation(
-        fleet, participants, lambda _event, _line: None, faults=Faults(), cores=Cores(0)
-    )
+    simulation = Simulation(fleet, participants, lambda _event, _line: None, faults=Faults(), cores=Cores(0))
     values = [float(replica.weights["w"]) for replica in simulation.run().values()]
     assert values == pytest.approx([1.5] * 4, abs=1e-3)

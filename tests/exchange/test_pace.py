@@ -74,9 +74,7 @@ def test_who_is_silent_is_waited_for_a_part_of_an_epoch() -> None:
 
 def test_of_who_is_late_the_last_word_counts_and_an_older_one_does_not() -> None:
     pacing = Pacing(pace(patience=0.0))
-    asyncio.run(
-        pacing.plan(ScriptedHand("x", [said("p", 50.0, number=3)], ("p", "q"), queued=True), 3)
-    )
+    asyncio.run(pacing.plan(ScriptedHand("x", [said("p", 50.0, number=3)], ("p", "q"), queued=True), 3))
     hand = ScriptedHand("x", [said("p", 5.0, number=2)], ("p", "q"), queued=True)
     assert asyncio.run(pacing.plan(hand, 4)) == Portion(0.2)
 
