@@ -126,8 +126,8 @@ def test_the_points_are_made_and_processed_on_the_clock(data_job: Callable[..., 
 TEN = {
     "topology": "mesh",
     "device": [
-        {"name": "slow", "kind": "laptop", "count": 5, "flops": 5e7},
-        {"name": "fast", "kind": "laptop", "count": 5, "flops": 2e8},
+        {"name": "slow", "kind": "laptop", "count": 5, "flops": 1.25e7},
+        {"name": "fast", "kind": "laptop", "count": 5, "flops": 5e7},
     ],
 }
 FAULTS = [

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from toys import member, one
 
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Faults
@@ -15,7 +16,6 @@ from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.epidemic import meeting_rows, round_pairs
 from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
 from manyhands.fleet import Fleet
-from toys import member, one
 
 NAMES = tuple("abcdefg")
 
@@ -41,7 +41,7 @@ def test_rounds_differ_and_are_the_same_for_everybody() -> None:
 @given(st.lists(st.integers(1, 1000), min_size=2, max_size=7), st.integers(0, 100))
 def test_an_averaging_leaves_the_mean_over_the_data_as_it_is(sizes: list[int], number: int) -> None:
     data = dict(zip(NAMES, sizes, strict=False))
-    holds = {name: ("model",) for name in data}
+    holds = dict.fromkeys(data, ("model",))
     rows = {
         name: meeting_rows(name, number, holds=holds, num_examples=data, seed=1, fanout=2)["model"]
         for name in data
@@ -61,7 +61,7 @@ def test_a_block_is_averaged_by_those_of_a_pair_who_both_hold_it() -> None:
 def test_all_come_to_the_mean(fleet: Fleet) -> None:
     """Four devices that start at 0, 1, 2 and 3 and train nothing."""
     section = ExchangeSection(mode="epidemic", rounds=25)
-    holds = {name: ("model",) for name in fleet.names}
+    holds = dict.fromkeys(fleet.names, ("model",))
     participants = {}
     for value, name in enumerate(fleet.names):
         meet = partial(meeting_rows, name, holds=holds, num_examples=dict.fromkeys(fleet.names, 7), seed=1)

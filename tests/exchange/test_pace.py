@@ -79,9 +79,11 @@ def test_of_who_is_late_the_last_word_counts_and_an_older_one_does_not() -> None
     assert asyncio.run(pacing.plan(hand, 4)) == Portion(0.2)
 
 
-def test_where_nobody_waits_for_anybody_announcements_are_not_waited_for() -> None:
-    hand = ScriptedHand("x", [], ("p", "q"))
-    assert asyncio.run(Pacing(replace(pace(), waits=False)).plan(hand, 0)) == Portion(1.0)
+def test_where_nobody_waits_for_anybody_only_the_first_announcements_are_waited_for() -> None:
+    pacing = Pacing(replace(pace(), waits=False))
+    hand = ScriptedHand("x", [said("p", 50.0), said("q", 50.0, 200)], ("p", "q"))
+    assert asyncio.run(pacing.plan(hand, 0)) == Portion(0.2)
+    assert asyncio.run(pacing.plan(hand, 5)) == Portion(0.2)
     assert hand.seconds == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -204,7 +205,7 @@ def test_mixed_takes_the_same_sets_in_another_order(monkeypatch: pytest.MonkeyPa
         papers = seen(phase("effect"), patch, ratio=0.5)
     with monkeypatch.context() as patch:
         mixed = seen(phase("mixed"), patch, ratio=0.5)
-    assert sorted(sum(mixed, [])) == sorted(sum(papers, []))
+    assert sorted(chain(*mixed)) == sorted(chain(*papers))
     assert mixed != papers
 
 

@@ -47,7 +47,8 @@ class Pace:
         prepare: What is done once, before the first epoch.
         train: (replica, blocks, round, portion) -> the work of an epoch.
         exchange_s: How long sending the network to all who want it should take.
-        waits: Whether devices go from epoch to epoch together; otherwise nobody waits for announcements.
+        waits: Whether devices go from epoch to epoch together; otherwise only those are waited for of whom
+            nothing was ever heard.
     """
 
     section: DataSplitSection
@@ -136,10 +137,10 @@ class Pacing:
     async def _listen(self, hand: Hand, number: int) -> None:
         """Hears all who are there, or those who speak in time."""
         known_s = [said.num_examples / max(said.throughput, 1e-9) for _, said in self.heard.values()]
-        wait_s = self.pace.section.patience * min(known_s) if self.pace.waits else 0.0
-        until_s = hand.seconds + wait_s
+        until_s = hand.seconds + self.pace.section.patience * min(known_s)
+        awaited = number if self.pace.waits else 0
         while True:
-            waits = any(self.heard.get(peer, (-1,))[0] < number for peer in self._there(hand))
+            waits = any(self.heard.get(peer, (-1,))[0] < awaited for peer in self._there(hand))
             left_s = max(until_s - hand.seconds, 0.0) if waits else 0.0
             message = await hand.receive("announce", "lost", timeout_s=left_s)
             if message is None:

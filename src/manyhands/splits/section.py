@@ -60,7 +60,7 @@ class DataSplitSection(Section):
     aggregation_ratio: PositiveInt = 10
     renew: float = Field(default=0.09, gt=0, le=1)
     weigh: Literal["seen", "held"] = "seen"
-    window_s: PositiveFloat = 60.0
+    window_s: PositiveFloat = 2.0
     patience: NonNegativeFloat = 0.25
     least_throughput: PositiveFloat = 0.001
     failure_threshold: float = Field(default=0.1, ge=0, lt=1)
