@@ -71,6 +71,7 @@ def make_job(args: argparse.Namespace, name: str, rounds: int, split: dict[str, 
                     "kind": kind,
                     "count": each,
                     "flops": FLOPS[kind] * executors * efficiency,
+                    "bandwidth_bps": args.bandwidth_bps,
                     "torch_device": args.device,
                 }
                 for platform, kind, executors, _ in PLATFORMS
@@ -188,7 +189,14 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--data-path", help="where the data is, if not in the usual places")
     parser.add_argument("--shares", default="iid", choices=["iid", "dirichlet"])
     parser.add_argument("--devices", type=int, default=4, help="a multiple of four")
-    parser.add_argument("--topology", default="mesh", choices=["mesh", "ring", "random_regular"])
+    parser.add_argument(
+        "--topology",
+        choices=["mesh", "ring", "random_regular"],
+        help="a mesh of up to eight platforms and a random graph of more if left out",
+    )
+    parser.add_argument(
+        "--bandwidth-bps", type=float, default=9.4e9, help="of a platform's link; the paper names none"
+    )
     parser.add_argument("--mode", default="neighbours", choices=["neighbours", "epidemic", "push"])
     parser.add_argument("--epochs", type=int, help="of GoSGD")
     parser.add_argument(
@@ -219,6 +227,7 @@ def read_arguments() -> argparse.Namespace:
     if args.devices % len(PLATFORMS):
         parser.error(f"--devices {args.devices}: must be a multiple of {len(PLATFORMS)}")
     args.data = args.data or ("mnist" if args.model == "lenet5" else "cifar10")
+    args.topology = args.topology or ("mesh" if args.devices <= 8 else "random_regular")
     args.epochs = args.epochs or EPOCHS[args.model]
     args.workers = args.workers if args.workers is not None else os.cpu_count()
     return args
