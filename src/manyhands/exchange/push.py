@@ -81,7 +81,7 @@ async def push_to_peers(hand: Hand, member: Member, place: PushPlace) -> Replica
     standing: PushStanding = hand.saved or PushStanding(member.replica, place.blocks)
     pacing = None if place.pace is None else Pacing(place.pace)
     while standing.round < place.section.rounds:
-        standing = await _train(hand, member, place, pacing, standing)
+        standing = await _train(hand, member, pacing, standing)
         standing = await _take_in(hand, place, standing)
         standing = await _push(hand, place, standing)
         await _ask(hand, standing, place.ask_after_s)
@@ -97,9 +97,7 @@ async def push_to_peers(hand: Hand, member: Member, place: PushPlace) -> Replica
     return replica
 
 
-async def _train(
-    hand: Hand, member: Member, place: PushPlace, pacing: Pacing | None, standing: PushStanding
-) -> PushStanding:
+async def _train(hand: Hand, member: Member, pacing: Pacing | None, standing: PushStanding) -> PushStanding:
     trained = await local_phase(hand, member, pacing, standing.replica, standing.blocks, standing.round)
     after = replace(
         standing,
@@ -116,9 +114,9 @@ async def _take_in(hand: Hand, place: PushPlace, standing: PushStanding) -> Push
     book, left = standing.book, set(standing.left)
     news: list[tuple[int, Message]] = []
     replies: list[tuple[str, Message]] = []
-    while (message := await hand.receive(*KINDS, "joined", timeout_s=0)) is not None:
-        if message.kind == "joined":
-            left.discard(message.sender)
+    while (message := await hand.receive(*KINDS, "joined", "lost", timeout_s=0)) is not None:
+        if message.kind in ("joined", "lost"):
+            left.discard(message.sender)  # one that comes back takes part again
         elif message.kind == "leave":
             left.add(message.sender)
         elif (read := _read(place, message)) is None:
