@@ -121,7 +121,7 @@ def test_a_table_documents_its_keys_and_no_others(heading: str) -> None:
 
 def test_no_heading_names_a_table_that_is_not() -> None:
     named = {h for h in rows_by_heading("job.md") if h.startswith(("[", "kind ="))}
-    assert named - {"[[fault]]"} <= TABLES.keys()
+    assert named - {"[[fault]]", "[[contention]]"} <= TABLES.keys()
 
 
 @pytest.mark.parametrize(("heading", "name", "field"), FIELDS)
@@ -202,10 +202,10 @@ def test_a_whole_job_in_the_docs_runs(text: str, tmp_path: Path) -> None:
     assert result["rounds"] == 1
 
 
-def test_the_job_page_shows_a_whole_job_and_every_fault() -> None:
+def test_the_job_page_shows_a_whole_job_and_every_fault_and_co_running_work() -> None:
     shown = [tomllib.loads(text) for text in snippets(DOCS / "job.md")]
     assert any("model" in said and "device" in said.get("fleet", {}) for said in shown)
-    kinds = {fault["kind"] for said in shown for fault in said.get("fault", [])}
+    kinds = {t["kind"] for said in shown for t in [*said.get("fault", []), *said.get("contention", [])]}
     assert {f'kind = "{kind}"' for kind in kinds} == {h for h in TABLES if h.startswith("kind =")}
 
 
@@ -219,7 +219,8 @@ NEED_DATA = {"task-vgg16": "cifar10", "task-cifar100": "cifar100", "task-speech"
 PLAY = ("atari-breakout", "minatar-breakout")
 
 
-READY = {path.stem for path in EXAMPLES.glob("*.toml")} - {*NEED_CIFAR10, *NEED_DATA, *PLAY}
+PACED = "data-cifar10"
+READY = {path.stem for path in EXAMPLES.glob("*.toml")} - {*NEED_CIFAR10, *NEED_DATA, *PLAY, PACED}
 
 
 @pytest.mark.parametrize("name", sorted(READY))
@@ -264,6 +265,18 @@ def test_the_cifar10_examples_run(name: str, tmp_path: Path, monkeypatch: pytest
     ]
     result = train(load_job(EXAMPLES / f"{name}.toml", changes), tmp_path)
     assert [device["examples"] for device in result["devices"]] == [32, 32]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(SOURCES["cifar10"].found(DATA) is None, reason="needs a data folder with CIFAR-10")
+def test_the_cifar10_example_of_the_split_by_data_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MANYHANDS_DATA", str(DATA))
+    changes = [*QUIET, "data.limit=160", "exchange.rounds=1", "run.evaluate_examples=20"]
+    result = train(load_job(EXAMPLES / f"{PACED}.toml", changes), tmp_path)
+    ratios = {device["name"]: device["ratio"] for device in result["devices"]}
+    assert ratios["cpu-small"] < ratios["cpu-large"] < ratios["gpu-2080"] == 1.0
 
 
 @pytest.mark.slow
@@ -319,7 +332,10 @@ def type_name(value: Any) -> str:
     return (names | {list: "list", dict: "object"})[type(value)]
 
 
-@pytest.mark.parametrize("way", ["synchronous", "asynchronous", "isolated", "neighbours", "task"])
+WAYS = ["synchronous", "asynchronous", "isolated", "neighbours", "task", "data", "push", "epidemic"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_the_result_page_names_every_key_and_every_event(
     small_job: Callable[..., Job], tmp_path: Path, way: str
 ) -> None:
@@ -329,6 +345,9 @@ def test_the_result_page_names_every_key_and_every_event(
     elif way == "task":
         changes["split"] = {"by": "task", "task": {"part": 0.2}}
         changes["exchange"] |= {"mode": "neighbours", "consensus": "ring"}
+    elif way in ("data", "push"):
+        changes["split"] = {"by": "data", "data": {"replicas": 1}}
+        changes["exchange"] |= {"mode": "neighbours" if way == "data" else way}
     else:
         changes["exchange"]["mode"] = way
     check_result(train(small_job(**changes), tmp_path))
@@ -405,7 +424,17 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for name in ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement"):
+    for name in (
+        "job",
+        "result",
+        "compare",
+        "models",
+        "devices",
+        "capacity",
+        "task",
+        "data-split",
+        "reinforcement",
+    ):
         page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):

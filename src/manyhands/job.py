@@ -23,7 +23,8 @@ from manyhands.data import DataSection
 from manyhands.engine.faults import Fault
 from manyhands.errors import JobError, did_you_mean
 from manyhands.exchange.coordination import ExchangeSection
-from manyhands.fleet import FleetSection
+from manyhands.fleet import CoRunning, FleetSection
+from manyhands.fleet.contention import Recorded
 from manyhands.games import GameSection
 from manyhands.learn.reinforcement import PlaySection
 from manyhands.learn.supervised import LearnSection
@@ -61,6 +62,7 @@ class Job(Section):
     exchange: ExchangeSection = ExchangeSection()
     fleet: FleetSection
     fault: tuple[Fault, ...] = ()
+    contention: tuple[CoRunning, ...] = ()
     run: RunSection = RunSection()
 
     @property
@@ -76,6 +78,9 @@ class Job(Section):
             ("run", "report"),
         ]:
             said[section].pop(key)
+        for table, work in zip(said["contention"], self.contention, strict=True):
+            if isinstance(work, Recorded):
+                table["path"] = _content_hash(work.path)
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
@@ -94,6 +99,7 @@ class Job(Section):
             fleet = fleet.model_copy(update={"device": devices})
         job = self.model_copy(update={"split": section, "fleet": fleet})
         _check_task(job)
+        _check_data_split(job)
         return job
 
     def changed(self, changes: Mapping[str, Any]) -> Job:
@@ -137,6 +143,10 @@ def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -
     for table, key in ((said.get("data"), "path"), (_table(said, "split", "task"), "pretrained")):
         if isinstance(table, dict) and isinstance(table.get(key), str):
             table[key] = str((path.parent / Path(table[key]).expanduser()).resolve())
+    recorded = [table for table in said.get("contention", ()) if isinstance(table, dict)]
+    for table in recorded:
+        if isinstance(table.get("path"), str):
+            table["path"] = str((path.parent / Path(table["path"]).expanduser()).resolve())
     said.setdefault("name", re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-") or "job")
     return _validated(said, changes, seed)
 
@@ -145,6 +155,21 @@ def quick_start(changes: Sequence[str] = (), seed: int | None = None) -> Job:
     """The built-in job: handwritten digits on five unlike devices."""
     text = resources.files("manyhands").joinpath("quickstart.toml").read_text(encoding="utf-8")
     return _validated(tomllib.loads(text), changes, seed)
+
+
+def _content_hash(path: Path) -> str:
+    """Of what a file holds; of its name where it cannot be read, with which no run can start."""
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return str(path)
+
+
+def _at_home(work: CoRunning) -> CoRunning:
+    """A co-running work whose file is named from the root, so that the job runs from any folder."""
+    if not isinstance(work, Recorded):
+        return work
+    return work.model_copy(update={"path": work.path.expanduser().resolve()})
 
 
 def _table(said: Mapping[str, Any], *names: str) -> Any:
@@ -170,6 +195,7 @@ def _checked(said: dict[str, Any]) -> Job:
         raise _explained(error) from None
     _check_material(job)
     _check_task(job)
+    _check_data_split(job)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)
@@ -181,6 +207,8 @@ def _checked(said: dict[str, Any]) -> Job:
         at = job.split.task.pretrained.expanduser().resolve()
         task = job.split.task.model_copy(update={"pretrained": at})
         job = job.model_copy(update={"split": job.split.model_copy(update={"task": task})})
+    if any(isinstance(work, Recorded) for work in job.contention):
+        job = job.model_copy(update={"contention": tuple(map(_at_home, job.contention))})
     if job.data.path is not None:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})
@@ -256,6 +284,21 @@ def _check_task_devices(job: Job, task: TaskSection) -> None:
             raise JobError(f"split.task.{key}", value, expected)
 
 
+def _check_data_split(job: Job) -> None:
+    """Devices that keep pace do so without a coordinator, an epoch of their own data at a time."""
+    if not job.split.paces:
+        return
+    if job.game.name is not None:
+        raise JobError("split.by", "data", "goes through data, and this job learns from a game")
+    if job.exchange.coordinated:
+        expected = 'a split by data has no coordinator; take "neighbours", "epidemic" or "push"'
+        raise JobError("exchange.mode", job.exchange.mode, expected)
+    for key in ("epochs", "examples"):
+        if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
+            expected = "leave it out: in a split by data a round goes once through what there is time for"
+            raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
+
+
 def _apply(said: dict[str, Any], change: str) -> None:
     """Carries out one ``--set section.key=value``."""
     key, equals, text = change.partition("=")
@@ -329,9 +372,9 @@ def _explained(error: ValidationError) -> JobError:
         hint = did_you_mean(str(where[-1]), keys)
         return JobError(key, value, f"there is no such key{hint} (there are {', '.join(keys)})")
     if first["type"] == "union_tag_not_found":
-        return JobError(f"{key}.kind", None, f"is missing; choose one of {', '.join(_FAULT_KINDS)}")
+        return JobError(f"{key}.kind", None, f"is missing; choose one of {', '.join(_KINDS[where[0]])}")
     if first["type"] == "union_tag_invalid":
-        expected = f"there is no such kind of fault; choose one of {', '.join(_FAULT_KINDS)}"
+        expected = f"there is no such kind of {where[0]}; choose one of {', '.join(_KINDS[where[0]])}"
         return JobError(f"{key}.kind", first["ctx"]["tag"], expected)
     if first["type"] == "too_short":
         message = f"must have at least {first['ctx']['min_length']} entries"
@@ -354,12 +397,14 @@ def _explained(error: ValidationError) -> JobError:
 
 
 def _is_type(step: str) -> bool:
-    return step in (*_FAULT_KINDS, "int", "str") or step.startswith(("constrained-", "dict["))
+    return step in (*_TABLE_KINDS, "int", "str") or step.startswith(("constrained-", "dict["))
 
 
-_FAULT_KINDS = {
-    get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(Fault)[0])
+_KINDS: dict[Any, dict[str, type[BaseModel]]] = {
+    key: {get_args(kind.model_fields["kind"].annotation)[0]: kind for kind in get_args(get_args(union)[0])}
+    for key, union in (("fault", Fault), ("contention", CoRunning))
 }
+_TABLE_KINDS = {name: kind for kinds in _KINDS.values() for name, kind in kinds.items()}
 
 
 def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
@@ -368,8 +413,8 @@ def _keys_beside(location: tuple[str | int, ...]) -> list[str]:
     for step in location[:-1]:
         if isinstance(step, int):
             continue
-        if step in _FAULT_KINDS:
-            table = _FAULT_KINDS[step]
+        if step in _TABLE_KINDS:
+            table = _TABLE_KINDS[step]
         elif step in table.model_fields:
             table = next((t for t in _tables_in(table.model_fields[step].annotation)), table)
     return list(table.model_fields)

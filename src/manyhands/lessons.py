@@ -7,23 +7,29 @@ comes after this layer (sizes, team, run) is the same for both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, Protocol
+from functools import partial
+from typing import Literal, Protocol, cast
+
+import torch
 
 from manyhands.blocks import Layout, Weights
 from manyhands.data import Dataset, Examples, plan_class_shares, plan_shares, train_validation
 from manyhands.data import Progress as ReadingProgress
 from manyhands.data import load as load_data
+from manyhands.data.aggregate import MethodName, aggregate, aggregation_flops
 from manyhands.fleet import Device, Fleet
 from manyhands.games import Game, load_game
 from manyhands.hand import Facts, Work
 from manyhands.job import Job
 from manyhands.learn.optimizers import num_slots
 from manyhands.learn.reinforcement import PracticePhase, score_of
+from manyhands.learn.selective import Gathered, SelectivePhase, Share
 from manyhands.learn.supervised import LocalPhase, accuracy_of
 from manyhands.learn.transfer import settled_on
 from manyhands.learn.workspace import Architecture
 from manyhands.replica import Blocks, Replica
 from manyhands.seeds import numpy_generator
+from manyhands.splits import DataSplitSection, replica_holders
 
 __all__ = ["Lessons", "Material", "MeasureName", "Phase", "give_lessons", "load_material", "share_out"]
 
@@ -152,7 +158,7 @@ class _Classroom:
         self, device: Device, _size: str, architecture: Architecture, layout: Layout, keep_optimizer: bool
     ) -> Phase:
         job, own = self._job, self._shares[device.name]
-        return LocalPhase(
+        plain = LocalPhase(
             device.name,
             architecture,
             layout,
@@ -163,6 +169,28 @@ class _Classroom:
             job.exchange.send,
             keep_optimizer,
         )
+        return self._selective(plain) if job.split.paces else plain
+
+    def _selective(self, plain: LocalPhase) -> SelectivePhase:
+        """A phase that goes through a part of the device's data, or of what it holds copies of."""
+        section = self._job.split.data
+        assert section is not None
+        holders = replica_holders(tuple(self._shares), section.replicas)
+        owners = [plain.device, *(owner for owner in self._shares if plain.device in holders[owner])]
+        shares = {owner: Share(owner, self._shares[owner], partial(self._gather, owner)) for owner in owners}
+        flops = 0.0
+        if section.order != "random":
+            features = plain.train.x[:1].numel()
+            flops = aggregation_flops(len(plain.train), features, _method(section), section.aggregation_ratio)
+        return SelectivePhase(plain, shares, section.order, section.renew, flops)
+
+    def _gather(self, owner: str) -> Gathered:
+        """A device's aggregated points; as all pictures are, they are kept as bytes."""
+        section, examples = self._job.split.data, self._shares[owner]
+        assert section is not None
+        found = aggregate(examples.x, examples.y, _method(section), section.aggregation_ratio, self._job.seed)
+        points = found.points.round().clamp(0, 255).to(torch.uint8)
+        return Gathered(Examples(points, found.labels), tuple(own.numpy() for own in found.members))
 
     def memory_bytes(self, _device: Device, _size: str, architecture: Architecture) -> int:
         learn = self._job.learn
@@ -174,6 +202,10 @@ class _Classroom:
             test = self._test if key[1] is None else self._test.of_classes(key[1])
             self._settled[key] = settled_on(test, torch_device)
         return dict(accuracy_of(architecture, weights, self._settled[key], torch_device))
+
+
+def _method(section: DataSplitSection) -> MethodName:
+    return cast(MethodName, section.aggregation.replace("_", "-"))
 
 
 class _Arcade:

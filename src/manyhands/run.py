@@ -23,7 +23,7 @@ from manyhands.engine.faults import Faults, Partition, SlowDown
 from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
-from manyhands.fleet import Fleet, make_fleet
+from manyhands.fleet import Contention, Fleet, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
@@ -130,6 +130,7 @@ def _train(
 def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
     fleet = make_fleet(job.fleet, seed=job.seed)
     check_fleet(job, fleet)
+    Contention(job.contention, fleet)  # names devices and files that are there
     _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part
     fleet = assign_classes(job, fleet, material, library)
     lessons = give_lessons(job, material, fleet)
@@ -174,6 +175,7 @@ def _simulate(
             team.participants,
             write,
             faults=Faults(job.fault, derive(job.seed, "faults")),
+            contention=Contention(job.contention, fleet, job.seed),
             cores=Cores(job.run.workers, job.run.threads),
             recorded=recorded,
             checkpoint=checkpoint,

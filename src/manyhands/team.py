@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,9 +17,8 @@ from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Member
-from manyhands.exchange.mixing import mixing_rows
-from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours, plan_consensus
 from manyhands.fleet import Device, Fleet
+from manyhands.gossip import Company, gossip
 from manyhands.hand import Message, Work
 from manyhands.job import Job
 from manyhands.lessons import Lessons, MeasureName, Phase
@@ -82,7 +81,7 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
     """
     for device in fleet.devices:
         _check_torch_device(device)
-    if job.exchange.mode != "neighbours":
+    if job.exchange.coordinated:
         _coordinator_host(job, fleet)
 
 
@@ -100,7 +99,7 @@ def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons:
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
         for name, phase in phases.items()
     }
-    host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.mode != "neighbours" else None
+    host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.coordinated else None
     participants = _participants(setting, members, phases, host)
     return Team(participants, statics, members, host, looker, lessons.measure)
 
@@ -212,7 +211,7 @@ def _participants(
 ) -> dict[str, Participant]:
     job = setting.job
     if setting.split.exchanges and host is None:
-        return _neighbours(setting, members, phases)
+        return gossip(Company(job, setting.fleet, setting.split, members, phases, _first_blocks(setting)))
     program = partial(
         work_alone if host is None else take_part,
         num_rounds=job.exchange.rounds,
@@ -228,59 +227,6 @@ def _participants(
         partial(coordinate, job=_coordination(setting, phases, host)), host, tuple(members)
     )
     return {**devices, COORDINATOR: coordinator}
-
-
-def _neighbours(
-    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase]
-) -> dict[str, Participant]:
-    """Devices that exchange without a coordinator."""
-    job, seats = setting.job, setting.split.seats
-    blocks = _first_blocks(setting)
-    holds = {name: tuple(seat.layout) for name, seat in seats.items()}
-    num_examples = {name: phase.num_examples for name, phase in phases.items()}
-    rows = mixing_rows(setting.fleet, holds, num_examples)
-    places = {
-        name: Neighbourhood(
-            job.exchange, {block: blocks[block] for block in held}, rows[name], 0.0, job.run.evaluate_every
-        )
-        for name, held in holds.items()
-    }
-    places = plan_consensus(places, setting.fleet, num_examples)
-    expected_s = _expected_among_neighbours_s(setting.fleet, phases, places)
-    return {
-        name: Participant(
-            partial(
-                exchange_with_neighbours, member=members[name], place=replace(place, expected_s=expected_s)
-            ),
-            name,
-            place.peers,
-        )
-        for name, place in places.items()
-    }
-
-
-def _expected_among_neighbours_s(
-    fleet: Fleet, phases: Mapping[str, Phase], places: Mapping[str, Neighbourhood]
-) -> float:
-    """How long a round should take the slowest: as in a chain of neighbours all come to wait for it."""
-    network = Network(fleet)
-    ready_s = {name: phase.flops / fleet[name].flops for name, phase in phases.items()}
-    arrivals_s = [
-        network.transfer(
-            at_s, name, peer, Message("blocks", blocks=place.shared_with(peer, place.blocks)).nbytes
-        )
-        for name, at_s in sorted(ready_s.items(), key=lambda item: item[1])
-        for place in [places[name]]
-        for peer in place.neighbours
-    ]
-    idle = Network(fleet)
-    stages_s = [
-        count * idle.transfer(0.0, name, peer, nbytes)
-        for name, place in places.items()
-        for count, sent in [place.further_stages()]
-        for peer, nbytes in sent.items()
-    ]
-    return max([*arrivals_s, *ready_s.values()]) + max(stages_s, default=0.0)
 
 
 def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> Coordination:

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from manyhands.fleet.contention import Load
 from manyhands.settings import Section
 
 __all__ = [
@@ -172,17 +173,22 @@ class Faults:
         return [f for f in self.script if isinstance(f, SlowDown) and f.device == device]
 
 
-def finish_time(start_s: float, work_s: float, slow_downs: Sequence[SlowDown]) -> float:
+def finish_time(
+    start_s: float, work_s: float, slow_downs: Sequence[SlowDown], load: Load | None = None
+) -> float:
     """When work that takes `work_s` at full speed is done, if it starts now.
 
-    Slow-downs that overlap multiply. Pure: numbers in, a number out.
+    Slow-downs that overlap, with each other and with co-running work, multiply.
     """
     now, left = start_s, work_s
     edges = sorted({edge for s in slow_downs for edge in (s.from_s, s.until_s) if edge and edge > start_s})
-    for edge in [*edges, math.inf]:
+    while True:
         factor = math.prod(s.factor for s in slow_downs if s.active(now))
-        if now + left * factor <= edge:
+        until_s = next((edge for edge in edges if edge > now), math.inf)
+        if load is not None:
+            use, use_until_s = load.at(now)
+            factor, until_s = factor * use.slowdown, min(until_s, use_until_s)
+        if now + left * factor <= until_s:
             return now + left * factor
-        left -= (edge - now) / factor
-        now = edge
-    return now
+        left -= (until_s - now) / factor
+        now = until_s

@@ -10,16 +10,17 @@ from __future__ import annotations
 from collections import defaultdict
 from itertools import pairwise
 
-from manyhands.fleet import Fleet
+from manyhands.fleet import Contention, Device, Fleet
 
 __all__ = ["Network"]
 
 
 class Network:
-    """Keeps, per device, until when its link is taken in each direction."""
+    """Keeps, per device, until when its link is taken in each direction; co-running work takes its part."""
 
-    def __init__(self, fleet: Fleet) -> None:
+    def __init__(self, fleet: Fleet, contention: Contention | None = None) -> None:
         self._fleet = fleet
+        self._loads = contention.loads if contention is not None else {}
         self._up_free_s: defaultdict[str, float] = defaultdict(float)
         self._down_free_s: defaultdict[str, float] = defaultdict(float)
 
@@ -37,10 +38,18 @@ class Network:
         source, target = self._fleet[sender], self._fleet[receiver]
         latency_s = source.latency_s + target.latency_s
         start_s = max(now_s, self._up_free_s[sender])
-        left_s = start_s + 8 * nbytes / source.bandwidth_bps
+        left_s = self._through(source, start_s, nbytes)
         self._up_free_s[sender] = left_s
         # The receiver's link is busy only as long as it needs at its own rate, so that a slow sender
         # does not keep a fast receiver from hearing others.
-        taken_in_s = max(start_s + latency_s, self._down_free_s[receiver]) + 8 * nbytes / target.bandwidth_bps
+        heard_s = max(start_s + latency_s, self._down_free_s[receiver])
+        taken_in_s = self._through(target, heard_s, nbytes)
         self._down_free_s[receiver] = taken_in_s
         return max(left_s + latency_s, taken_in_s)
+
+    def _through(self, device: Device, start_s: float, nbytes: int) -> float:
+        """When so many bytes are through a device's own link."""
+        load = self._loads.get(device.name)
+        if load is None:
+            return start_s + 8 * nbytes / device.bandwidth_bps
+        return load.link_free_at(start_s, 8 * nbytes, device.bandwidth_bps)

@@ -39,7 +39,7 @@ from manyhands.engine.journal import Journal
 from manyhands.engine.network import Network
 from manyhands.engine.simulated_hand import Participant, SimulatedHand
 from manyhands.errors import ManyhandsError, RunError
-from manyhands.fleet import Fleet
+from manyhands.fleet import Contention, Fleet
 from manyhands.hand import Facts, Message, Outcome, Work
 
 __all__ = ["Keeping", "Participant", "Simulation"]
@@ -76,6 +76,7 @@ class Simulation:
         participants: The hands, by name, in a fixed order.
         write: Takes each event and its JSON line, in order.
         faults: What goes wrong.
+        contention: What else the devices do.
         cores: Where works run.
         recorded: The trace lines of a run to go on from, exactly those the checkpoint counts.
         checkpoint: The tensors to go on with when the recorded lines are used up.
@@ -89,6 +90,7 @@ class Simulation:
         write: Callable[[Facts, str], None],
         *,
         faults: Faults | None = None,
+        contention: Contention | None = None,
         cores: Cores | None = None,
         recorded: Sequence[str] = (),
         checkpoint: Checkpoint | None = None,
@@ -99,7 +101,7 @@ class Simulation:
         self.faults = faults or Faults()
         self.cores = cores or Cores()
         self.journal = Journal(write, recorded)
-        self.network = Network(fleet)
+        self.network = Network(fleet, contention)
         self.hands = {name: SimulatedHand(self, name, p) for name, p in participants.items()}
         self._checkpoint = checkpoint
         self._keeping = keeping
@@ -113,6 +115,7 @@ class Simulation:
         self._owed: dict[int, Work] = {}
         self._held: WeakValueDictionary[str, Weights] = WeakValueDictionary()
         self._slow = {d.name: self.faults.slow_downs(d.name) for d in fleet.devices}
+        self._loads = contention.loads if contention is not None else {}
 
     def run(self) -> dict[str, Any]:
         """Runs until all is quiet and returns what each program returned, or last saved if it did not end."""
@@ -214,7 +217,8 @@ class Simulation:
         number = self._num_works
         # A device that also hosts the coordinator does one thing after the other.
         started = max(self.loop.time(), self._busy_until[hand.host])
-        end = finish_time(started, work.flops / self.fleet[hand.host].flops, self._slow[hand.host])
+        work_s = work.flops / self.fleet[hand.host].flops
+        end = finish_time(started, work_s, self._slow[hand.host], self._loads.get(hand.host))
         self._busy_until[hand.host] = end
         if self.journal.replaying:
             self._owed[number] = work
@@ -236,6 +240,7 @@ class Simulation:
             hand.name,
             "computed",
             {"work": work.name, "started": started, "flops": work.flops, **work.facts}
+            | _slowed(end - started, work_s)
             | {"facts": outcome.facts, "bytes": sizes},
         )
         return outcome
@@ -385,6 +390,11 @@ class Simulation:
             observer.believed.add(peer.name)
             self.emit(observer.name, "peer_back", {"peer": peer.name})
             observer.deliver(Message("joined", sender=peer.name))
+
+
+def _slowed(took_s: float, work_s: float) -> Facts:
+    """What co-running work and slow-downs cost, if more than rounding did."""
+    return {"slowed_seconds": took_s - work_s} if took_s - work_s > 1e-9 * took_s else {}
 
 
 def _placed(error: BaseException, place: str) -> RunError:

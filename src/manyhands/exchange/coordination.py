@@ -25,7 +25,7 @@ __all__ = ["Coordination", "ExchangeSection", "Progress", "accept_updates", "rep
 class ExchangeSection(Section):
     """Who exchanges when (``[exchange]``)."""
 
-    mode: Literal["synchronous", "asynchronous", "neighbours"] = "synchronous"
+    mode: Literal["synchronous", "asynchronous", "neighbours", "epidemic", "push"] = "synchronous"
     rounds: PositiveInt = 20
     coordinator: str | None = None
     fraction: float = Field(default=1.0, gt=0, le=1)
@@ -36,13 +36,14 @@ class ExchangeSection(Section):
     mix: float = Field(default=0.5, gt=0, le=1)
     consensus: Literal["none", "gossip", "ring"] = "none"
     tolerance: float = Field(default=0.01, gt=0, lt=1)
+    fanout: PositiveInt = 1
     merge: MergeSection = MergeSection()
 
     @model_validator(mode="after")
     def _fits_the_mode(self) -> ExchangeSection:
-        if self.mode == "asynchronous" and self.merge.rule != "mean":
+        if self.mode in ("asynchronous", "push") and self.merge.rule != "mean":
             raise ValueError(
-                f'merge.rule = "{self.merge.rule}" needs several updates: mode = "asynchronous" has one'
+                f'merge.rule = "{self.merge.rule}" needs several updates: mode = "{self.mode}" has one'
             )
         if self.mode != "synchronous" and self.fraction != 1:
             raise ValueError(
@@ -52,20 +53,25 @@ class ExchangeSection(Section):
             raise ValueError(f'staleness needs mode = "asynchronous": "{self.mode}" leaves old updates out')
         if self.mode != "asynchronous" and self.mix != ExchangeSection.model_fields["mix"].default:
             raise ValueError(f'mix needs mode = "asynchronous": "{self.mode}" takes the mean')
-        if self.mode == "neighbours" and self.coordinator is not None:
-            raise ValueError('coordinator: mode = "neighbours" has none; leave it out')
-        if self.mode == "neighbours" and self.send == "gradients":
+        if not self.coordinated and self.coordinator is not None:
+            raise ValueError(f'coordinator: mode = "{self.mode}" has none; leave it out')
+        if not self.coordinated and self.send == "gradients":
             raise ValueError(
                 'send = "gradients" needs a coordinator: neighbours do not start a round from the same blocks'
             )
+        if self.mode != "epidemic" and self.fanout != ExchangeSection.model_fields["fanout"].default:
+            raise ValueError(f'fanout needs mode = "epidemic": in "{self.mode}" no peers are drawn')
         return self
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether there is a coordinator."""
+        return self.mode in ("synchronous", "asynchronous")
 
     @model_validator(mode="after")
     def _fits_the_consensus(self) -> ExchangeSection:
         if self.consensus != "none" and self.mode != "neighbours":
-            raise ValueError(
-                f'consensus needs mode = "neighbours": in "{self.mode}" a coordinator brings all to one mean'
-            )
+            raise ValueError(f'consensus needs mode = "neighbours": "{self.mode}" has other ways to agree')
         if self.consensus != "gossip" and self.tolerance != ExchangeSection.model_fields["tolerance"].default:
             raise ValueError(
                 f'tolerance needs consensus = "gossip": "{self.consensus}" does not repeat until all agree'

@@ -15,17 +15,19 @@ has averagings, and that is one where nothing is repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from manyhands.blocks import Weights
 from manyhands.errors import JobError
-from manyhands.exchange.consensus import RING_KINDS, Belt, Ring, all_reduce, make_rings
+from manyhands.exchange.consensus import Ring, all_reduce, make_rings
 from manyhands.exchange.coordination import ExchangeSection, accept_updates, skip_news
 from manyhands.exchange.member import Member, looks, updated_blocks
 from manyhands.exchange.merge import merge
 from manyhands.exchange.mixing import num_averagings, ring_order
+from manyhands.exchange.pace import Pace, Pacing, local_phase
+from manyhands.exchange.post import Post
 from manyhands.fleet import Fleet
 from manyhands.hand import Hand, Message, Outcome, Work
 from manyhands.replica import Blocks, Replica
@@ -47,6 +49,9 @@ class Neighbourhood:
         consensus_blocks: The blocks that all devices are to agree on in every round.
         repetitions: How often these are averaged in a round.
         ring: Its place in the ring on which they come to their mean instead, if there is one.
+        meet: Round -> `weights` of that round, where peers are drawn anew in each.
+        pace: How it keeps pace with the others, if it goes through a part of its data only.
+        company: Whom it may talk to besides.
     """
 
     section: ExchangeSection
@@ -57,6 +62,13 @@ class Neighbourhood:
     consensus_blocks: tuple[str, ...] = ()
     repetitions: int = 1
     ring: Ring | None = None
+    meet: Callable[[int], Mapping[str, Mapping[str, float]]] | None = None
+    pace: Pace | None = None
+    company: tuple[str, ...] = ()
+
+    def at(self, number: int) -> Neighbourhood:
+        """The neighbourhood of a round."""
+        return self if self.meet is None else replace(self, weights=self.meet(number))
 
     @cached_property
     def neighbours(self) -> tuple[str, ...]:
@@ -67,7 +79,7 @@ class Neighbourhood:
     def peers(self) -> tuple[str, ...]:
         """All whom it talks to."""
         beside = (self.ring.before, self.ring.after) if self.ring else ()
-        return tuple(dict.fromkeys((*self.neighbours, *beside)))
+        return tuple(dict.fromkeys((*self.neighbours, *beside, *self.company)))
 
     @property
     def wait_s(self) -> float:
@@ -128,28 +140,34 @@ class Standing:
         blocks: What it shares, as merged last or, when it has just `trained`, as trained.
         round: The round it is in.
         trained: Whether this round's local phase is done.
+        seen: The examples that it went through in its last local phase.
     """
 
     replica: Replica
     blocks: Blocks
     round: int = 0
     trained: bool = False
+    seen: int = 0
 
 
 async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourhood) -> Replica:
     """Trains and averages until the job's rounds are done; gives the network it ends with."""
     standing: Standing = hand.saved or Standing(member.replica, place.blocks)
-    post = _Post(place)
+    known = place.neighbours if place.meet is None else place.company
+    post = Post(known, place.section.rounds, place.repetitions, place.ring)
+    pacing = None if place.pace is None else Pacing(place.pace)
     while standing.round < place.section.rounds:
         began_s = hand.seconds
         if not standing.trained:
-            standing = await _train(hand, member, standing)
-        standing = await _average(hand, place, standing, post)
+            standing = await _train(hand, member, standing, pacing)
+        wait_s = place.wait_s if pacing is None else pacing.wait_s
+        standing = await _average(hand, place.at(standing.round), standing, post, wait_s)
         _report_round(hand, member, place, standing)
         if len(hand.peers) < len(place.peers):
             # Some are gone. A fast device that did not wait for them would be many rounds ahead when they are
             # back, and they would skip theirs to catch up.
-            await hand.sleep(max(began_s + place.expected_s - hand.seconds, 0.0))
+            expected_s = place.expected_s if pacing is None else pacing.epoch_s
+            await hand.sleep(max(began_s + expected_s - hand.seconds, 0.0))
     settled = await hand.compute(member.settle(standing.replica, standing.blocks))
     replica = standing.replica.settled(settled)
     hand.save(replace(standing, replica=replica, blocks={}))
@@ -158,10 +176,14 @@ async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourh
     return replica
 
 
-async def _train(hand: Hand, member: Member, standing: Standing) -> Standing:
-    trained = await hand.compute(member.train(standing.replica, standing.blocks, standing.round))
+async def _train(hand: Hand, member: Member, standing: Standing, pacing: Pacing | None) -> Standing:
+    trained = await local_phase(hand, member, pacing, standing.replica, standing.blocks, standing.round)
     after = replace(
-        standing, replica=standing.replica.after(trained), blocks=updated_blocks(trained), trained=True
+        standing,
+        replica=standing.replica.after(trained),
+        blocks=updated_blocks(trained),
+        trained=True,
+        seen=int(trained.facts.get("examples", 0)),
     )
     hand.save(after)
     return after
@@ -188,6 +210,7 @@ class _Turn:
         awaited: The neighbours that are worth waiting for.
         deadline_s: Until when.
         hurried: Whether to go on without them as soon as anybody is known to be at a later step.
+        seen: Where versions count by the examples behind them, those of this device.
     """
 
     step: int
@@ -195,20 +218,24 @@ class _Turn:
     awaited: frozenset[str]
     deadline_s: float
     hurried: bool = False
+    seen: int | None = None
 
 
-async def _average(hand: Hand, place: Neighbourhood, standing: Standing, post: _Post) -> Standing:
+async def _average(
+    hand: Hand, place: Neighbourhood, standing: Standing, post: Post, wait_s: float
+) -> Standing:
     """Exchanges what was trained in a round, and goes on to the next one or to where the others are."""
     number = standing.round
-    agreed = await _go_round(hand, place, standing, post)
+    agreed = await _go_round(hand, place, standing, post, wait_s)
     blocks = {**standing.blocks, **agreed}
     turn = _Turn(
         number * place.repetitions,
         tuple(block for block in place.weights if block not in agreed),
         frozenset(place.neighbours),
-        hand.seconds + place.wait_s,
+        hand.seconds + wait_s,
         # Where the ring broke, those who had the mean by then have nothing to say in this round.
         hurried=place.ring is not None and not agreed,
+        seen=standing.seen if place.pace is not None and place.pace.section.weigh == "seen" else None,
     )
     while turn.step // place.repetitions == number and turn.awaited:
         answered = await _exchange(hand, place, turn, blocks, post)
@@ -222,16 +249,18 @@ async def _average(hand: Hand, place: Neighbourhood, standing: Standing, post: _
     return after
 
 
-async def _go_round(hand: Hand, place: Neighbourhood, standing: Standing, post: _Post) -> Blocks:
+async def _go_round(
+    hand: Hand, place: Neighbourhood, standing: Standing, post: Post, wait_s: float
+) -> Blocks:
     """The blocks that a ring has brought to their mean in this round; none where there is no whole ring."""
     if place.ring is None or post.belt is None:
         return {}
     shared = {block: standing.blocks[block] for block in place.consensus_blocks}
-    return await all_reduce(hand, place.ring, post.belt, shared, standing.round, place.wait_s)
+    return await all_reduce(hand, place.ring, post.belt, shared, standing.round, wait_s)
 
 
 async def _exchange(
-    hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: _Post
+    hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: Post
 ) -> frozenset[str]:
     """Sends the blocks to those who are there, and waits until all of them have answered or time is up.
 
@@ -243,6 +272,8 @@ async def _exchange(
     averaged = {block: blocks[block] for block in turn.names}
     there = [peer for peer in hand.peers if place.shared_with(peer, averaged)]
     kind, facts = ("consensus", {"stage": stage}) if stage else ("blocks", {})
+    if turn.seen is not None:
+        facts = {**facts, "seen": turn.seen}
     for peer in there:
         await hand.send(peer, Message(kind, number, facts, place.shared_with(peer, averaged)))
     awaited = [peer for peer in there if peer in turn.awaited]
@@ -266,35 +297,38 @@ async def _exchange(
     return frozenset(awaited).difference(absent)
 
 
-async def _merge(hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: _Post) -> Blocks:
+async def _merge(hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: Post) -> Blocks:
     """The blocks that change when this device's versions are averaged with what its neighbours have said."""
     said = {peer: post.word(peer) for peer in place.neighbours if post.has(peer, turn.step)}
     if not said or not turn.names:
         return {}
     number = turn.step // place.repetitions
-    outcome = await hand.compute(_merge_work(place, turn.names, blocks, said, number))
+    outcome = await hand.compute(_merge_work(place, turn, blocks, said, number))
     for peer, reason in outcome.facts["refused"].items():
         hand.report("refused", peer=peer, round=number, reason=reason)
     return outcome.weights
 
 
 def _merge_work(
-    place: Neighbourhood, names: Sequence[str], blocks: Blocks, said: Mapping[str, Message], number: int
+    place: Neighbourhood, turn: _Turn, blocks: Blocks, said: Mapping[str, Message], number: int
 ) -> Work:
     """Averages this device's version of each named block with those that came and fit.
 
-    What others do not say, or say in vain, leaves their weight to the device's own version.
+    What others do not say, or say in vain, leaves their weight to the device's own version; unless versions
+    count by the examples behind them, and then the mean is over those that are there.
     """
     section = place.section
 
     def run() -> Outcome:
         kept, refused = accept_updates(section, blocks, said, {peer: place.blocks_of(peer) for peer in said})
         merged = {}
-        for block in names:
+        for block in turn.names:
             row = place.weights[block]
+            if turn.seen is not None:
+                row = {peer: _seen(said[peer]) for peer in row if peer in kept}
             theirs = [(row[p], kept[p][block]) for p in row if p in kept and block in kept[p]]
             if theirs:
-                own = 1 - sum(weight for weight, _ in theirs)
+                own = 1 - sum(weight for weight, _ in theirs) if turn.seen is None else float(turn.seen)
                 merged[block] = Weights(merge(section.merge, [(own, blocks[block]), *theirs]))
         return Outcome({"refused": refused}, merged)
 
@@ -302,65 +336,7 @@ def _merge_work(
     return Work("merge", run, flops, {"round": number})
 
 
-class _Post:
-    """What others have said and is still of use.
-
-    Of a neighbour at most one step ahead, which is as far as those get who wait for each other, the word of
-    each step counts in that step: it then averaged with this device's word of the same step, and the mean
-    over the data stays what it was. One that is further ahead has gone on without this device; its newest
-    word counts, and no other is kept.
-
-    Attributes:
-        belt: What came along the ring, if there is one.
-        kinds: The messages that it takes.
-    """
-
-    def __init__(self, place: Neighbourhood) -> None:
-        self.belt = None if place.ring is None else Belt(place.ring, place.section.rounds)
-        self.kinds = ("blocks", "consensus", *(RING_KINDS if place.ring else ()))
-        self._num_rounds, self._num_stages = place.section.rounds, place.repetitions
-        self._said: dict[str, dict[int, Message]] = {peer: {} for peer in place.neighbours}
-
-    @property
-    def newest(self) -> int:
-        """The newest step that anybody is known to be at."""
-        along_the_ring = 0 if self.belt is None else self.belt.newest * self._num_stages
-        return max([along_the_ring, *(step for said in self._said.values() for step in said)])
-
-    def has(self, peer: str, step: int) -> bool:
-        """Whether a neighbour's word is there for a step."""
-        return any(said >= step for said in self._said.get(peer, ()))
-
-    def word(self, peer: str) -> Message:
-        """What of a neighbour counts now."""
-        said = self._said[peer]
-        return said[min(said)]
-
-    def take(self, hand: Hand, message: Message, step: int) -> None:
-        """Puts a message away that came at a step, or says why not."""
-        if self.belt is not None and message.kind in RING_KINDS:
-            self.belt.take(hand, message, step // self._num_stages)
-            return
-        said, stage = self._said.get(message.sender), message.facts.get("stage", 0)
-        if said is None or not self._exists(message.round, stage):
-            reason = "no neighbour" if said is None else "there is no such round"
-            hand.report("refused", peer=message.sender, round=message.round, reason=reason)
-        elif (spoken := message.round * self._num_stages + stage) < step:
-            hand.report("late", peer=message.sender, round=message.round)
-        else:
-            said[spoken] = message
-            self._tidy(said, step)
-
-    def forget(self, step: int) -> None:
-        """Drops what is older than a step."""
-        for said in self._said.values():
-            self._tidy(said, step)
-
-    def _exists(self, number: int, stage: object) -> bool:
-        return 0 <= number < self._num_rounds and isinstance(stage, int) and 0 <= stage < self._num_stages
-
-    @staticmethod
-    def _tidy(said: dict[int, Message], step: int) -> None:
-        newest = max(said, default=0)
-        for other in [n for n in said if n < step or (newest > step + 1 and n < newest)]:
-            del said[other]
+def _seen(message: Message) -> float:
+    """The examples behind a version; one that does not say counts as trained on one."""
+    seen = message.facts.get("seen")
+    return float(seen) if isinstance(seen, int) and seen > 0 else 1.0

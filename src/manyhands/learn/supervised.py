@@ -7,7 +7,7 @@ the dropout masks drawn from (seed, device, round), so they may run on any threa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -34,7 +34,7 @@ from manyhands.learn.workspace import Architecture, Tensors, layout_in_memory, l
 from manyhands.replica import Blocks, Replica
 from manyhands.seeds import derive, numpy_generator
 
-__all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of"]
+__all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of", "whole_batches"]
 
 
 class LearnSection(OptimizerSection):
@@ -49,8 +49,8 @@ class LearnSection(OptimizerSection):
     def num_used(self, available: int) -> int:
         """How many examples one local phase goes through, of so many that a device has."""
         if self.examples is not None:
-            return _whole_batches(min(self.examples, available), self.batch_size)
-        return self.epochs * _whole_batches(available, self.batch_size)
+            return whole_batches(min(self.examples, available), self.batch_size)
+        return self.epochs * whole_batches(available, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class LocalPhase:
         """One local phase, after taking over the blocks."""
 
         def train(start: Tensors) -> Trained:
-            return self._train(start, replica)
+            return self.trained(start, replica, self._batches(replica.num_rounds))
 
         return train_work(train, self.layout, self.send, replica, blocks, flops=self.flops, number=number)
 
@@ -110,7 +110,10 @@ class LocalPhase:
         """Takes over the blocks without training."""
         return settle_work(self.layout, replica, blocks)
 
-    def _train(self, start: Tensors, replica: Replica) -> Trained:
+    def trained(
+        self, start: Tensors, replica: Replica, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
+    ) -> Trained:
+        """What training on some batches, as bytes where the network computes, makes of the network."""
         kept, num_steps = replica.optimizer, replica.num_steps
         memory_format = layout_in_memory(self.section.memory_format)
         gradients = workspace(self.architecture, self.torch_device, memory_format)
@@ -125,7 +128,7 @@ class LocalPhase:
         losses, seen = torch.zeros((), device=self.torch_device), 0
         gradients.generator.manual_seed(derive(self.seed, self.device, replica.num_rounds, "dropout"))
         with only_own_draws():
-            for x, y in self._batches(replica.num_rounds):
+            for x, y in batches:
                 loss = gradients(x, y)
                 step(self.section, parameters, slots, num_steps)
                 losses.add_(loss, alpha=len(x))
@@ -146,14 +149,14 @@ class LocalPhase:
         size = self.section.batch_size
         for _ in range(1 if self.section.examples is not None else self.section.epochs):
             order = rng.permutation(len(self.train))[: self.section.examples].astype(np.int64)
-            picked = torch.from_numpy(order[: _whole_batches(len(order), size)])
+            picked = torch.from_numpy(order[: whole_batches(len(order), size)])
             here = self._examples.x.device
             xs = moved(self._examples.x[picked.to(here)], self.torch_device)
             ys = moved(self._examples.y[picked.to(here)], self.torch_device)
             yield from zip(torch.split(xs, size), torch.split(ys, size), strict=True)
 
 
-def _whole_batches(count: int, batch_size: int) -> int:
+def whole_batches(count: int, batch_size: int) -> int:
     """How many of `count` examples are used: a last batch of one, on which BatchNorm cannot train, is not."""
     return count - 1 if count > batch_size and count % batch_size == 1 else count
 

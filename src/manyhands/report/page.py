@@ -239,7 +239,7 @@ def _device_cells(device: Device, measure: Measure) -> tuple[str | Cell, ...]:
         measure.text(alone),
         measure.text(together),
         Cell(measure.gain_text(alone, together), "up" if points > 0 else "down" if points < 0 else ""),
-        seconds_text(number(device, "busy_seconds")),
+        _busy(device),
         seconds_text(number(device, "waiting_seconds")),
         bytes_text(number(device, "bytes_sent")),
         bytes_text(number(device, "bytes_received")),
@@ -250,6 +250,12 @@ def _device_cells(device: Device, measure: Measure) -> tuple[str | Cell, ...]:
         _operations(device),
         percent_text(number(device, "share")),
     )
+
+
+def _busy(device: Device) -> Cell:
+    slowed = number(device, "slowed_seconds")
+    below = f"{seconds_text(slowed)} slowed" if slowed else ""
+    return Cell(seconds_text(number(device, "busy_seconds")), below=below)
 
 
 def _operations(device: Device) -> Cell:

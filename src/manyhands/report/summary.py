@@ -27,6 +27,8 @@ NOTABLE = frozenset(
         "peer_back",
         "message_lost",
         "waiting",
+        "taken_up",
+        "gone_without",
     }
 )
 """Events that a person wants to be told of."""
@@ -46,6 +48,7 @@ class DeviceTally:
     flops: float = 0.0
     merge_flops: float = 0.0
     busy_seconds: float = 0.0
+    slowed_seconds: float = 0.0
     bytes_sent: int = 0
     bytes_received: int = 0
     accuracy: float | None = None
@@ -54,12 +57,21 @@ class DeviceTally:
     down_seconds: float = 0.0
     lost_at_seconds: float | None = None
     finished: bool = False
+    ratios: list[float] = field(default_factory=list)
     curve: list[dict[str, Any]] = field(default_factory=list)
 
     def end(self, measure: Measure) -> float | None:
         """How good its network was when it was last measured."""
         value: float | None = getattr(self, measure.key)
         return value
+
+    def down_or_back(self, kind: str, seconds: float) -> None:
+        """Takes note of a crash, or of its end."""
+        if kind == "crashed":
+            self.lost_at_seconds = seconds
+        elif kind == "restarted":
+            self.down_seconds += seconds - (self.lost_at_seconds or seconds)
+            self.lost_at_seconds = None
 
 
 class Tally:
@@ -94,6 +106,7 @@ class Tally:
         if kind == "computed":
             merges = event["work"] == "merge"
             device.busy_seconds += event["seconds"] - event["started"]
+            device.slowed_seconds += event.get("slowed_seconds", 0.0)
             device.flops += event["flops"]
             device.merge_flops += event["flops"] * (event["work"] in AVERAGING)
             self.merges += merges
@@ -117,11 +130,10 @@ class Tally:
         elif kind == "finished":
             self.finished.add(hand)
             device.finished = device.finished or own
-        elif own and kind == "crashed":
-            device.lost_at_seconds = event["seconds"]
-        elif own and kind == "restarted":
-            device.down_seconds += event["seconds"] - (device.lost_at_seconds or event["seconds"])
-            device.lost_at_seconds = None
+        elif kind == "balanced":
+            device.ratios.append(event["ratio"])
+        elif own:
+            device.down_or_back(kind, event["seconds"])
         if kind in NOTABLE:
             self._note(event)
 
@@ -154,12 +166,14 @@ class Tally:
                     "accuracy_alone": None,
                     "score_alone": None,
                     "loss": tally.loss,
+                    "ratio": sum(tally.ratios) / len(tally.ratios) if tally.ratios else None,
                     "flops": tally.flops,
                     "merge_flops": tally.merge_flops,
                     "examples": tally.examples,
                     "bytes_sent": tally.bytes_sent,
                     "bytes_received": tally.bytes_received,
                     "busy_seconds": tally.busy_seconds,
+                    "slowed_seconds": tally.slowed_seconds,
                     "waiting_seconds": waiting_seconds,
                     "energy_joules": energy,
                     "down_seconds": tally.down_seconds,

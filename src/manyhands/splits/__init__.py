@@ -7,12 +7,28 @@ Another way to split is one new file and a line in `SPLITS`.
 from __future__ import annotations
 
 from manyhands.splits.capacity import capacity
+from manyhands.splits.data import data, replica_holders
 from manyhands.splits.seat import Networks, Seat, Split
-from manyhands.splits.section import SplitSection, TaskSection
+from manyhands.splits.section import DataSplitSection, SplitSection, TaskSection
 from manyhands.splits.task import task
 from manyhands.splits.whole import homogeneous, isolated
 
-__all__ = ["SPLITS", "Networks", "Seat", "Split", "SplitSection", "TaskSection"]
+__all__ = [
+    "SPLITS",
+    "DataSplitSection",
+    "Networks",
+    "Seat",
+    "Split",
+    "SplitSection",
+    "TaskSection",
+    "replica_holders",
+]
 
-SPLITS = {"isolated": isolated, "homogeneous": homogeneous, "capacity": capacity, "task": task}
+SPLITS = {
+    "isolated": isolated,
+    "homogeneous": homogeneous,
+    "capacity": capacity,
+    "task": task,
+    "data": data,
+}
 """By the name a job gives it (``[split] by = …``)."""

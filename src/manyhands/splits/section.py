@@ -1,4 +1,4 @@
-"""The ``[split]`` table of a job, and its ``[split.task]``."""
+"""The ``[split]`` table of a job, and its ``[split.task]`` and ``[split.data]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from manyhands.models.forms import PLAIN, Form, FormName
 from manyhands.settings import Section
 
-__all__ = ["SplitSection", "TaskSection"]
+__all__ = ["DataSplitSection", "SplitSection", "TaskSection"]
 
 _READERS = {
     "stem": "stem",
@@ -51,6 +51,22 @@ class TaskSection(Section):
         return self
 
 
+class DataSplitSection(Section):
+    """How much of its data a device goes through in an epoch, and what of it first (``[split.data]``)."""
+
+    balance: bool = True
+    order: Literal["effect", "mixed", "turns", "sampled", "random"] = "sampled"
+    aggregation: Literal["svd_kmeans", "isvd_lsh", "hash_kmeans"] = "svd_kmeans"
+    aggregation_ratio: PositiveInt = 10
+    renew: float = Field(default=0.09, gt=0, le=1)
+    weigh: Literal["seen", "held"] = "seen"
+    window_s: PositiveFloat = 2.0
+    patience: NonNegativeFloat = 0.25
+    least_throughput: PositiveFloat = 0.001
+    failure_threshold: float = Field(default=0.1, ge=0, lt=1)
+    replicas: NonNegativeInt = 0
+
+
 class SplitSection(Section):
     """How the job is split (``[split]``)."""
 
@@ -62,15 +78,19 @@ class SplitSection(Section):
     distillation: NonNegativeFloat = 0.0
     scaler: bool = False
     task: TaskSection | None = None
+    data: DataSplitSection | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _what_goes_without_saying(cls, said: Any) -> Any:
         if not isinstance(said, dict):
             return said
-        if "by" not in said and ("form" in said or "task" in said):
-            said = {"by": "capacity" if "form" in said else "task", **said}
-        return {"task": {}, **said} if said.get("by") == "task" else said
+        if "by" not in said:
+            for key, by in (("form", "capacity"), ("task", "task"), ("data", "data")):
+                if key in said:
+                    said = {"by": by, **said}
+                    break
+        return {said["by"]: {}, **said} if said.get("by") in ("task", "data") else said
 
     @model_validator(mode="after")
     def _fits_the_form(self) -> SplitSection:
@@ -84,15 +104,19 @@ class SplitSection(Section):
             raise ValueError('branch_dropout is read by supervise = "sum" alone')
         if self.task is not None and self.by == "capacity":
             raise ValueError("task: a split by capacity takes no classes apart; leave one of them out")
+        if self.data is not None and (self.by == "capacity" or self.task is not None):
+            other = "task" if self.task is not None else "capacity"
+            raise ValueError(f"data: a split by {other} goes through all data; leave one of them out")
         return self
 
     def under(self, label: str) -> SplitSection:
         """The same settings for another split, named by itself or by a form of the split by capacity."""
         if label == "capacity":
-            return self.model_copy(update={"by": label, "task": None})
+            return self.model_copy(update={"by": label, "task": None, "data": None})
         if label not in get_args(FormName):
             task = self.task or (TaskSection() if label == "task" else None)
-            return self.model_copy(update={"by": label, "task": task})
+            data = self.data or (DataSplitSection() if label == "data" else None)
+            return self.model_copy(update={"by": label, "task": task, "data": data})
         kept = {key: getattr(self, key) for key, form in _READERS.items() if form == label}
         return SplitSection(by="capacity", form=cast(FormName, label), **kept)
 
@@ -105,6 +129,11 @@ class SplitSection(Section):
     def decouples(self) -> bool:
         """Whether each device trains the structures of its own classes."""
         return self.task is not None and self.by != "homogeneous"
+
+    @property
+    def paces(self) -> bool:
+        """Whether devices keep pace by going through a part of their data."""
+        return self.by == "data"
 
     @property
     def network_form(self) -> Form:

@@ -1,0 +1,76 @@
+"""Peers that are drawn anew in every round."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from toys import member, one
+
+from manyhands.engine.cores import Cores
+from manyhands.engine.faults import Faults
+from manyhands.engine.simulate import Participant, Simulation
+from manyhands.exchange.coordination import ExchangeSection
+from manyhands.exchange.epidemic import meeting_rows, round_pairs
+from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
+from manyhands.fleet import Fleet
+
+NAMES = tuple("abcdefg")
+
+
+@given(st.integers(0, 7), st.integers(0, 1000), st.integers(1, 3))
+def test_everybody_is_paired_but_one_of_an_odd_number(count: int, number: int, fanout: int) -> None:
+    names = NAMES[:count]
+    pairs = round_pairs(names, 1, number, fanout)
+    assert len(set(pairs)) == len(pairs)
+    assert all(names.index(a) < names.index(b) for a, b in pairs)
+    met = [name for pair in pairs for name in pair]
+    assert len(met) <= fanout * (count - count % 2)
+    if fanout == 1:
+        assert len(met) == len(set(met)) == count - count % 2
+
+
+def test_rounds_differ_and_are_the_same_for_everybody() -> None:
+    rounds = [tuple(round_pairs(NAMES[:6], 1, number)) for number in range(10)]
+    assert len(set(rounds)) > 5
+    assert rounds == [tuple(round_pairs(NAMES[:6], 1, number)) for number in range(10)]
+
+
+@given(st.lists(st.integers(1, 1000), min_size=2, max_size=7), st.integers(0, 100))
+def test_an_averaging_leaves_the_mean_over_the_data_as_it_is(sizes: list[int], number: int) -> None:
+    data = dict(zip(NAMES, sizes, strict=False))
+    holds = dict.fromkeys(data, ("model",))
+    rows = {
+        name: meeting_rows(name, number, holds=holds, num_examples=data, seed=1, fanout=2)["model"]
+        for name in data
+    }
+    for a, row in rows.items():
+        assert sum(row.values()) < 1
+        for b, weight in row.items():
+            assert data[a] * weight == pytest.approx(data[b] * rows[b][a])
+
+
+def test_a_block_is_averaged_by_those_of_a_pair_who_both_hold_it() -> None:
+    holds = {"a": ("stem", "task"), "b": ("stem",)}
+    rows = meeting_rows("a", 0, holds=holds, num_examples={"a": 1, "b": 1}, seed=1)
+    assert rows == {"stem": {"b": 0.5}, "task": {}}
+
+
+def test_all_come_to_the_mean(fleet: Fleet) -> None:
+    """Four devices that start at 0, 1, 2 and 3 and train nothing."""
+    section = ExchangeSection(mode="epidemic", rounds=25)
+    holds = dict.fromkeys(fleet.names, ("model",))
+    participants = {}
+    for value, name in enumerate(fleet.names):
+        meet = partial(meeting_rows, name, holds=holds, num_examples=dict.fromkeys(fleet.names, 7), seed=1)
+        others = tuple(other for other in fleet.names if other != name)
+        place = Neighbourhood(
+            section, {"model": one(float(value))}, meet(0), 5.0, 0, meet=meet, company=others
+        )
+        program = partial(exchange_with_neighbours, member=member(0.0, 1e9), place=place)
+        participants[name] = Participant(program, name, place.peers)
+    simulation = Simulation(fleet, participants, lambda _event, _line: None, faults=Faults(), cores=Cores(0))
+    values = [float(replica.weights["w"]) for replica in simulation.run().values()]
+    assert values == pytest.approx([1.5] * 4, abs=1e-3)
