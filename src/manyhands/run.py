@@ -24,6 +24,7 @@ from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
 from manyhands.fleet import Fleet, make_fleet
+from manyhands.grouping import GroupPlan, linked, parts_of, plan_groups, speaker
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
@@ -100,13 +101,13 @@ def _train(
     """
     started = wall_seconds()
     library = Library(job, material, progress)
-    fleet, split, team = _put_together(job, material, library)
+    fleet, split, team, groups = _put_together(job, material, library)
     folder.begin(job.to_toml())
     alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts, team.measure)
     ends = _simulate(job, fleet, team, folder, tally, watch)
     models, lost = _models(team, split, library, ends, tally.finished)
-    result = _result(job, material, fleet, team, tally)
+    result = _result(job, material, fleet, team, tally, groups)
     result["lost_blocks"] = lost
     result["prepared"] = library.prepared.figures if library.prepared else None
     if split.merged is not None and "global" in models:
@@ -127,17 +128,20 @@ def _train(
     return result
 
 
-def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
-    fleet = make_fleet(job.fleet, seed=job.seed)
+def _put_together(
+    job: Job, material: Material, library: Library
+) -> tuple[Fleet, Split, Team, dict[str, GroupPlan]]:
+    fleet = make_fleet(job.fleet, seed=job.seed, tiled=job.split.by == "space")
     check_fleet(job, fleet)
     _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part
     fleet = assign_classes(job, fleet, material, library)
     lessons = give_lessons(job, material, fleet)
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
+    sizing, groups = plan_groups(job, sizing, split, library)
     team = make_team(job, sizing, split, library, lessons)
     _check_faults(job, fleet.names, tuple(team.hosts))
-    return sizing.fleet, split, team
+    return sizing.fleet, split, team, groups
 
 
 def _check_same(job: Job, other_hash: str, out: Path) -> None:
@@ -204,9 +208,18 @@ def _check_faults(job: Job, devices: Sequence[str], hands: Sequence[str]) -> Non
                 raise JobError(key, name, f"there is no such device; choose one of {', '.join(devices[:10])}")
 
 
-def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally) -> dict[str, Any]:
+def _result(
+    job: Job,
+    material: Material,
+    fleet: Fleet,
+    team: Team,
+    tally: Tally,
+    groups: Mapping[str, GroupPlan],
+) -> dict[str, Any]:
     """The contract of result.json, but for the time that the run took here."""
-    last = tally.curve[-1] if tally.curve else None
+    # One group that has all the data is all there is to measure.
+    curve = tally.devices[fleet.names[0]].curve if job.split.by == "space" else tally.curve
+    last = curve[-1] if curve else None
     rounds = tally.round if team.coordinator_host else max(d.rounds for d in tally.devices.values())
     leading = {COORDINATOR} if team.coordinator_host else _not_lost(tally)
     return {
@@ -232,16 +245,17 @@ def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally
         "merged_size": None,
         "prepared": None,
         "lost_blocks": [],
-        "curve": tally.curve,
+        "curve": curve,
         "topology": {
-            "nodes": [device.name for device in fleet.devices],
-            "edges": [[link.a, link.b] for link in fleet.links],
-            "coordinator": team.coordinator_host,
+            "nodes": [device.name for device in fleet.hardware],
+            "edges": linked(fleet),
+            "coordinator": team.coordinator_host and speaker(fleet[team.coordinator_host]),
         },
+        "groups": [plan.facts for plan in groups.values()],
         "num_notable": tally.num_notable,
         "events": tally.notable,
         "baseline": None,
-        "devices": tally.device_figures(fleet, team.statics),
+        "devices": tally.device_figures(fleet, team.statics, parts_of(groups)),
     }
 
 

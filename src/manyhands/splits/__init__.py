@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from manyhands.splits.capacity import capacity
 from manyhands.splits.seat import Networks, Seat, Split
-from manyhands.splits.section import SplitSection, TaskSection
+from manyhands.splits.section import SpaceSection, SplitSection, TaskSection
+from manyhands.splits.space import space
 from manyhands.splits.task import task
 from manyhands.splits.whole import homogeneous, isolated
 
-__all__ = ["SPLITS", "Networks", "Seat", "Split", "SplitSection", "TaskSection"]
+__all__ = ["SPLITS", "Networks", "Seat", "SpaceSection", "Split", "SplitSection", "TaskSection"]
 
-SPLITS = {"isolated": isolated, "homogeneous": homogeneous, "capacity": capacity, "task": task}
+SPLITS = {
+    "isolated": isolated,
+    "homogeneous": homogeneous,
+    "capacity": capacity,
+    "task": task,
+    "space": space,
+}
 """By the name a job gives it (``[split] by = …``)."""

@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from manyhands.models.forms import PLAIN, Form, FormName
 from manyhands.settings import Section
 
-__all__ = ["SplitSection", "TaskSection"]
+__all__ = ["SpaceSection", "SplitSection", "TaskSection"]
 
 _READERS = {
     "stem": "stem",
@@ -51,6 +51,17 @@ class TaskSection(Section):
         return self
 
 
+class SpaceSection(Section):
+    """How the devices of a tile group compute one network together (``[split.space]``)."""
+
+    grid: Literal["auto"] | tuple[PositiveInt, PositiveInt] = "auto"
+    grouping: Literal["planned", "none", "fused"] = "planned"
+    tail: Literal["auto", "one", "data", "channels"] = "auto"
+    checkpoint: Literal["auto", "never", "always"] = "auto"
+    wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    patience_s: PositiveFloat = 10.0
+
+
 class SplitSection(Section):
     """How the job is split (``[split]``)."""
 
@@ -62,15 +73,17 @@ class SplitSection(Section):
     distillation: NonNegativeFloat = 0.0
     scaler: bool = False
     task: TaskSection | None = None
+    space: SpaceSection | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _what_goes_without_saying(cls, said: Any) -> Any:
         if not isinstance(said, dict):
             return said
-        if "by" not in said and ("form" in said or "task" in said):
-            said = {"by": "capacity" if "form" in said else "task", **said}
-        return {"task": {}, **said} if said.get("by") == "task" else said
+        for key, by in (("form", "capacity"), ("task", "task"), ("space", "space")):
+            if "by" not in said and key in said:
+                said = {"by": by, **said}
+        return {said["by"]: {}, **said} if said.get("by") in ("task", "space") else said
 
     @model_validator(mode="after")
     def _fits_the_form(self) -> SplitSection:
@@ -84,17 +97,26 @@ class SplitSection(Section):
             raise ValueError('branch_dropout is read by supervise = "sum" alone')
         if self.task is not None and self.by == "capacity":
             raise ValueError("task: a split by capacity takes no classes apart; leave one of them out")
+        if self.task is not None and self.by == "space":
+            raise ValueError("task: a split by space takes no classes apart; leave one of them out")
         return self
 
     def under(self, label: str) -> SplitSection:
         """The same settings for another split, named by itself or by a form of the split by capacity."""
         if label == "capacity":
             return self.model_copy(update={"by": label, "task": None})
+        if label == "space":
+            return self.model_copy(update={"by": label, "task": None, "space": self.tiling})
         if label not in get_args(FormName):
             task = self.task or (TaskSection() if label == "task" else None)
             return self.model_copy(update={"by": label, "task": task})
         kept = {key: getattr(self, key) for key, form in _READERS.items() if form == label}
-        return SplitSection(by="capacity", form=cast(FormName, label), **kept)
+        return SplitSection(by="capacity", form=cast(FormName, label), space=self.space, **kept)
+
+    @property
+    def tiling(self) -> SpaceSection:
+        """How tile groups compute, whatever the split among participants is."""
+        return self.space or SpaceSection()
 
     @property
     def label(self) -> str:

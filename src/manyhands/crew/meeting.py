@@ -1,0 +1,239 @@
+"""Where the devices of a crew find each other, and how they notice that one is gone.
+
+They meet at a ``torch.distributed`` store, a small server that outlives each of them. Every device counts up a
+number there, its heartbeat, on a thread of its own: a process that died or was stopped does not, however its
+sockets look. Whoever notices a silent device, or an error on the way to one, says so at the store, and every
+device cuts its connections, which ends whatever it is waiting for. Then those who are left write a new roster.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import psutil
+import torch.distributed as dist
+
+from manyhands.engine.clock import wall_seconds
+from manyhands.errors import RunError
+
+__all__ = ["Broken", "Meeting", "address_of", "say_gone"]
+
+PAUSE_S = 0.05
+STORE_TIMEOUT = timedelta(seconds=60)
+# Connections are watched by heartbeats. This limit only ends what they cannot see.
+GROUP_TIMEOUT = timedelta(hours=12)
+STORE_ERRORS = (dist.DistStoreError, dist.DistNetworkError, RuntimeError)
+
+
+class Broken(RunError):
+    """The group cannot go on as it is: a device is gone."""
+
+
+def say_gone(store: dist.Store, name: str) -> None:
+    """Says at the store that a device's process has ended, for those who would wait for its heartbeat."""
+    store.set(f"gone/{name}", b"1")
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of ``host:port``."""
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+class Meeting:
+    """One device's place at the store.
+
+    Args:
+        store: The store; the meeting opens connections of its own to it.
+        name: This device.
+        everyone: All devices of the job's group, in its order.
+        patience_s: How long a device may be silent.
+    """
+
+    def __init__(self, store: dist.TCPStore, name: str, everyone: Sequence[str], patience_s: float) -> None:
+        self._name, self._everyone, self._patience_s = name, tuple(everyone), patience_s
+        self._store = store
+        # A client serves one call at a time, and a heartbeat must not wait for another's call to return.
+        self._pulse_store = store.clone()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._generation = 0
+        self._before: set[int] | None = None
+        self._counts = dict.fromkeys(self._everyone, -1)
+        self._heard_s = dict.fromkeys(self._everyone, wall_seconds())
+        self._gone: set[str] = set()
+        self._given_up: set[str] = set()
+        self._store_lost: str | None = None
+        self._thread = threading.Thread(target=self._pulse, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops the heartbeat."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+
+    # Who is there.
+
+    @property
+    def why_broken(self) -> str:
+        """What the heartbeats say about the devices of the present roster."""
+        if self._store_lost is not None:
+            return f"the meeting point is gone ({self._store_lost})"
+        with self._lock:
+            gone = sorted(self._gone & set(self._everyone))
+            silent = sorted(self._silent() - self._gone)
+        parts = [f"{name} has ended" for name in gone]
+        parts += [f"{name} has been silent for {self._patience_s:g} s" for name in silent]
+        return "; ".join(parts)
+
+    def gather(self, generation: int, among: Sequence[str]) -> tuple[str, ...]:
+        """Waits until all who are left have come, and returns who they are.
+
+        Args:
+            generation: How often the group has formed before.
+            among: Those of the last time.
+
+        Raises:
+            RunError: The others have gone on without this device, or the meeting point is gone.
+        """
+        self._call(lambda: self._store.set(f"{generation}/here/{self._name}", b"1"))
+        key = f"{generation}/roster"
+        while not self._call(lambda: self._store.check([key])):
+            here = [n for n in among if self._call(lambda n=n: self._store.check([f"{generation}/here/{n}"]))]  # type: ignore[misc]
+            with self._lock:
+                missing = set(among) - set(here) - self._silent() - self._gone
+            if not missing and here[0] == self._name:
+                self._call(lambda here=here: self._store.compare_set(key, "", "\n".join(here)))  # type: ignore[misc]
+            self._stop.wait(PAUSE_S)
+        roster = tuple(self._call(lambda: self._store.get(key)).decode().split("\n"))
+        if self._name not in roster:
+            raise RunError(
+                f"the others have gone on without {self._name}, which was silent for longer than "
+                f"split.space.patience_s = {self._patience_s:g}"
+            )
+        with self._lock:
+            self._given_up = set(self._everyone) - set(roster)
+        return roster
+
+    # The group.
+
+    @contextmanager
+    def group(self, generation: int, roster: Sequence[str]) -> Iterator[dist.ProcessGroup]:
+        """The process group of a roster; whatever goes wrong in it while a device is gone is `Broken`.
+
+        Raises:
+            Broken: A device is gone. The others are told.
+        """
+        rank = list(roster).index(self._name)
+        with self._lock:
+            self._before = _connections()
+            self._generation = generation
+            for name in roster:
+                self._heard_s[name] = wall_seconds()
+        try:
+            dist.init_process_group(
+                "gloo",
+                store=dist.PrefixStore(f"{generation}/group", self._store.clone()),
+                rank=rank,
+                world_size=len(roster),
+                timeout=GROUP_TIMEOUT,
+            )
+            group = dist.group.WORLD
+            assert group is not None
+            yield group
+        except RuntimeError as error:
+            # Gloo's errors are RuntimeErrors of many texts. One of them is nobody's fault but a device's that
+            # went away if the heartbeats agree, or if somebody has said that the group is broken.
+            if not self._confirm(generation):
+                raise
+            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+            raise Broken(self.why_broken or reason) from error
+        finally:
+            with self._lock:
+                self._before = None
+            if dist.is_initialized():
+                dist.destroy_process_group()
+
+    def _confirm(self, generation: int) -> bool:
+        """Whether a device is gone: tells the others, and waits for the heartbeats to say who it is."""
+        if self._store_lost is not None:
+            raise RunError(f"the meeting point of the group is gone: {self._store_lost}")
+        self._call(lambda: self._store.add(f"{generation}/broken", 1))
+        return True
+
+    # The heartbeat.
+
+    def _pulse(self) -> None:
+        pause_s = min(max(self._patience_s / 20, 0.05), 0.5)
+        while not self._stop.wait(pause_s):
+            try:
+                broken = self._beat()
+            except STORE_ERRORS as error:
+                if self._stop.is_set():
+                    return
+                self._store_lost = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+                broken = True
+            if broken:
+                with self._lock:
+                    if self._before is not None:
+                        _cut(_connections() - self._before)
+            if self._store_lost is not None and self._before is None:
+                return
+
+    def _beat(self) -> bool:
+        """Counts up, listens to the others, and returns whether the group is broken."""
+        store = self._pulse_store
+        store.add(f"beat/{self._name}", 1)
+        counts = {name: store.add(f"beat/{name}", 0) for name in self._everyone if name != self._name}
+        gone = {name for name in counts if store.check([f"gone/{name}"])}
+        now_s = wall_seconds()
+        with self._lock:
+            for name, count in counts.items():
+                if count != self._counts[name]:
+                    self._counts[name], self._heard_s[name] = count, now_s
+            self._gone = gone
+            missed = (self._silent() | gone) - self._given_up
+            generation, forms = self._generation, self._before is not None
+        if not forms:
+            return False
+        if missed:
+            store.add(f"{generation}/broken", 1)
+        return bool(store.add(f"{generation}/broken", 0))
+
+    def _silent(self) -> set[str]:
+        now_s = wall_seconds()
+        return {
+            name
+            for name, heard_s in self._heard_s.items()
+            if name != self._name and now_s - heard_s > self._patience_s
+        }
+
+    def _call(self, call):  # type: ignore[no-untyped-def]
+        try:
+            return call()
+        except STORE_ERRORS as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+            raise RunError(f"the meeting point of the group is gone: {reason}") from error
+
+
+def _connections() -> set[int]:
+    """This process's connected TCP sockets."""
+    return {c.fd for c in psutil.Process().net_connections("tcp") if c.raddr and c.fd >= 0}
+
+
+def _cut(descriptors: set[int]) -> None:
+    """Ends connections, so that who waits for a word over one of them gets an error.
+
+    Gloo has no other way to give up an operation before its timeout: its `abort` leaves one that has begun.
+    """
+    for descriptor in descriptors:
+        try:
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+        except OSError:  # closed in the meantime
+            continue
