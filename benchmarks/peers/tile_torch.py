@@ -1,0 +1,160 @@
+"""A rank of the contestants of `tiles.py` that run on torch: one device, tiles, DDP, and the bound.
+
+A rank is told on its standard input how many steps to take, answers with their times as one line of JSON, and
+waits for its next turn: contestants are so interleaved without paying for a start each time. All ranks of a
+contestant begin a turn together. An empty line ends it, after what it says of its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from manyhands.models.yolov2 import VOC_ANCHORS, YoloV2
+
+SIDE = 416
+LEARNING_RATE = 1e-4
+
+
+def network(layers: str) -> nn.Module:
+    """YOLOv2, or its layers 0 to 15 as darknet numbers them: where maps outweigh weights."""
+    torch.manual_seed(1)
+    whole = YoloV2(3, 20, VOC_ANCHORS)
+    if layers == "all":
+        return whole.to(memory_format=torch.channels_last)
+    stages = whole.features
+    last = nn.Sequential()
+    for name, module in stages.stage5.named_children():
+        if name == "conv13":
+            break
+        last.add_module(name, module)
+    front = nn.Sequential(whole.stem, stages.stage2, stages.stage3, stages.stage4, last)
+    return front.to(memory_format=torch.channels_last)
+
+
+def images(count: int, rows: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(count, 3, rows, SIDE, generator=generator)
+    return x.to(memory_format=torch.channels_last)
+
+
+def loss_of(output: Tensor, total: int) -> Tensor:
+    """The mean square over all that the group computes; the same for every contestant."""
+    return output.square().sum() / total
+
+
+Step = Callable[[], Tensor]
+Forward = Callable[[], tuple[Tensor, int]]
+
+
+def plain(model: nn.Module, x: Tensor) -> Forward:
+    def forward() -> tuple[Tensor, int]:
+        output = model(x)
+        return output, output.numel()
+
+    return forward
+
+
+def contestant(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Forward, Callable[[], None]]:
+    """The module to train, how it is called, and what is to be done between backward and the optimizer."""
+    model = network(options.layers)
+    if options.kind == "one":
+        return model, plain(model, images(options.batch, SIDE)), lambda: None
+    if options.kind == "bound":
+        # Sides must be multiples of 32 for the whole network, so its halves are 7 and 6 cells high.
+        rows = SIDE // 2 if options.layers == "front" else (224, 192)[rank]
+        return model, plain(model, images(options.batch, rows)), lambda: None
+    if options.kind == "ddp":
+        parallel = nn.parallel.DistributedDataParallel(model)
+        return parallel, plain(parallel, images(max(1, options.batch // 2), SIDE)), lambda: None
+    from tile_ours import tiled
+
+    return tiled(model, images(options.batch, SIDE), options)
+
+
+def kept_bytes(model: nn.Module, call: Callable[[], object]) -> int:
+    """What autograd keeps between forward and backward, weights apart, each storage once."""
+    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage._cdata] = storage
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        call()
+    return sum(storage.nbytes() for address, storage in kept.items() if address not in weights)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=("one", "tiles", "ddp", "bound"), required=True)
+    parser.add_argument("--layers", choices=("front", "all"), required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--plan", default="")
+    parser.add_argument("--wire", default="")
+    parser.add_argument("--checkpoint", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    baseline = psutil.Process().memory_info().rss
+    model, forward, between = contestant(options, rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        output, total = forward()
+        loss = loss_of(output, total)
+        loss.backward()
+        between()
+        optimizer.step()
+        return loss.item()
+
+    activations = 0
+
+    def watched_forward() -> Tensor:
+        return loss_of(*forward())
+
+    loss = None
+
+    def first() -> None:
+        nonlocal loss
+        loss = watched_forward()
+
+    activations = kept_bytes(model, first)
+    assert loss is not None
+    loss.backward()
+    between()
+    settings = f"torch {torch.__version__}"
+    print(json.dumps({"ready": settings}), flush=True)
+    for line in sys.stdin:
+        if not line.strip():
+            break
+        dist.barrier()
+        times, losses = [], []
+        for _ in range(int(line) + 1):  # the first warms the caches
+            start = time.perf_counter()
+            losses.append(step())
+            times.append(time.perf_counter() - start)
+        print(json.dumps({"seconds": times[1:], "losses": losses}), flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(json.dumps({"peak_bytes": peak - baseline, "activation_bytes": activations}), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
