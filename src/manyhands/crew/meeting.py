@@ -24,10 +24,12 @@ from manyhands.errors import RunError
 __all__ = ["Broken", "Meeting", "address_of", "say_gone"]
 
 PAUSE_S = 0.05
-STORE_TIMEOUT = timedelta(seconds=60)
 # Connections are watched by heartbeats. This limit only ends what they cannot see.
 GROUP_TIMEOUT = timedelta(hours=12)
-STORE_ERRORS = (dist.DistStoreError, dist.DistNetworkError, RuntimeError)
+START_S = 300.0
+"""How long the first of a crew waits for the last to come."""
+
+DONE = "done"
 
 
 class Broken(RunError):
@@ -92,25 +94,32 @@ class Meeting:
         return "; ".join(parts)
 
     def gather(self, generation: int, among: Sequence[str]) -> tuple[str, ...]:
-        """Waits until all who are left have come, and returns who they are.
+        """Waits until all who are left have come, and returns who they are; nobody, if the work is done.
 
         Args:
-            generation: How often the group has formed before.
+            generation: How often the group has formed before. The first time, all must come.
             among: Those of the last time.
 
         Raises:
-            RunError: The others have gone on without this device, or the meeting point is gone.
+            RunError: Somebody does not come the first time; the others have gone on without this device; or the
+                meeting point is gone.
         """
-        self._call(lambda: self._store.set(f"{generation}/here/{self._name}", b"1"))
-        key = f"{generation}/roster"
-        while not self._call(lambda: self._store.check([key])):
-            here = [n for n in among if self._call(lambda n=n: self._store.check([f"{generation}/here/{n}"]))]  # type: ignore[misc]
+        roster_key, began_s = f"{generation}/roster", wall_seconds()
+        self._set(f"{generation}/here/{self._name}", "1")
+        while not self._has(roster_key):
+            if self._has(DONE):
+                return ()
+            here = [name for name in among if self._has(f"{generation}/here/{name}")]
+            missing = set(among) - set(here)
             with self._lock:
-                missing = set(among) - set(here) - self._silent() - self._gone
-            if not missing and here[0] == self._name:
-                self._call(lambda here=here: self._store.compare_set(key, "", "\n".join(here)))  # type: ignore[misc]
+                gone = missing & (self._gone | (self._silent() if generation else set()))
+            if generation == 0 and (gone or (missing and wall_seconds() - began_s > START_S)):
+                names = ", ".join(sorted(gone or missing))
+                raise RunError(f"{self._name}: the group cannot form, {names} did not come")
+            if missing == gone and here[0] == self._name:
+                self._set_first(roster_key, "\n".join(here))
             self._stop.wait(PAUSE_S)
-        roster = tuple(self._call(lambda: self._store.get(key)).decode().split("\n"))
+        roster = tuple(self._get(roster_key).split("\n"))
         if self._name not in roster:
             raise RunError(
                 f"the others have gone on without {self._name}, which was silent for longer than "
@@ -119,6 +128,28 @@ class Meeting:
         with self._lock:
             self._given_up = set(self._everyone) - set(roster)
         return roster
+
+    def part(self, generation: int, roster: Sequence[str]) -> None:
+        """Waits until all have come to the end of their work together, so that nobody hangs up on another."""
+        self._add(f"{generation}/ready", 1)
+        while self._add(f"{generation}/ready", 0) < len(roster):
+            if self._add(f"{generation}/broken", 0):
+                raise RuntimeError("another device broke off")
+            self._stop.wait(PAUSE_S)
+
+    def say_done(self) -> None:
+        """Lets the others go home."""
+        self._set(DONE, "1")
+
+    def wait_done(self, leader: str) -> bool:
+        """Waits for the leader to finish; False if it is gone instead."""
+        while not self._has(DONE):
+            with self._lock:
+                lost = leader in self._gone | self._silent()
+            if lost and not self._has(DONE):
+                return False
+            self._stop.wait(PAUSE_S)
+        return True
 
     # The group.
 
@@ -147,24 +178,17 @@ class Meeting:
             assert group is not None
             yield group
         except RuntimeError as error:
-            # Gloo's errors are RuntimeErrors of many texts. One of them is nobody's fault but a device's that
-            # went away if the heartbeats agree, or if somebody has said that the group is broken.
-            if not self._confirm(generation):
-                raise
-            reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-            raise Broken(self.why_broken or reason) from error
+            # Gloo's errors are RuntimeErrors of many texts, and so are others. Who is left when all have gathered
+            # again shows whether a device was gone.
+            if self._store_lost is not None:
+                raise RunError(f"the meeting point of the group is gone: {self._store_lost}") from error
+            self._add(f"{generation}/broken", 1)
+            raise Broken(self.why_broken or _first_line(error)) from error
         finally:
             with self._lock:
                 self._before = None
             if dist.is_initialized():
                 dist.destroy_process_group()
-
-    def _confirm(self, generation: int) -> bool:
-        """Whether a device is gone: tells the others, and waits for the heartbeats to say who it is."""
-        if self._store_lost is not None:
-            raise RunError(f"the meeting point of the group is gone: {self._store_lost}")
-        self._call(lambda: self._store.add(f"{generation}/broken", 1))
-        return True
 
     # The heartbeat.
 
@@ -173,10 +197,10 @@ class Meeting:
         while not self._stop.wait(pause_s):
             try:
                 broken = self._beat()
-            except STORE_ERRORS as error:
+            except RuntimeError as error:
                 if self._stop.is_set():
                     return
-                self._store_lost = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+                self._store_lost = _first_line(error)
                 broken = True
             if broken:
                 with self._lock:
@@ -213,12 +237,41 @@ class Meeting:
             if name != self._name and now_s - heard_s > self._patience_s
         }
 
-    def _call(self, call):  # type: ignore[no-untyped-def]
-        try:
-            return call()
-        except STORE_ERRORS as error:
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-            raise RunError(f"the meeting point of the group is gone: {reason}") from error
+    # The store.
+
+    def _set(self, key: str, value: str) -> None:
+        with _reached():
+            self._store.set(key, value)
+
+    def _set_first(self, key: str, value: str) -> None:
+        """Sets a value unless somebody has."""
+        with _reached():
+            self._store.compare_set(key, "", value)
+
+    def _get(self, key: str) -> str:
+        with _reached():
+            value: bytes = self._store.get(key)
+            return value.decode()
+
+    def _has(self, key: str) -> bool:
+        with _reached():
+            return self._store.check([key])
+
+    def _add(self, key: str, amount: int) -> int:
+        with _reached():
+            return self._store.add(key, amount)
+
+
+@contextmanager
+def _reached() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:  # of the store, which has several kinds
+        raise RunError(f"the meeting point of the group is gone: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def _connections() -> set[int]:
