@@ -78,6 +78,7 @@ class TileGraph:
     Attributes:
         nodes: Those that can be tiled, in the order in which they run; node 0 is the network's input.
         names: Of all operations, the input first, those after `end` too.
+        shapes: Their outputs' shapes without the batch.
         readers_of: For each operation, which later ones read it; ``len(names)`` stands for the network's output.
         end: The first that cannot be tiled; ``len(names)`` if all can.
         reason: Why not.
@@ -86,6 +87,7 @@ class TileGraph:
 
     nodes: tuple[Node, ...]
     names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
     readers_of: tuple[tuple[int, ...], ...]
     end: int
     reason: str
@@ -151,7 +153,8 @@ def read_graph(module: nn.Module, shape: tuple[int, int, int]) -> TileGraph:
             break
         nodes.append(_node(layer, operation, names[number], numbers, shapes[operation]))
     readers = tuple(tuple(sorted(numbers[u] for u in n.users if u in numbers)) for n in operations)
-    return TileGraph(tuple(nodes), names, readers, len(nodes), reason, traced)
+    found = tuple(shapes[operation] for operation in operations)
+    return TileGraph(tuple(nodes), names, found, readers, len(nodes), reason, traced)
 
 
 def _node(

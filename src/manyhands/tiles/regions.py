@@ -16,7 +16,7 @@ from manyhands.tiles.geometry import Box, cut_tiles, hull
 from manyhands.tiles.graph import Node, TileGraph
 from manyhands.tiles.plan import TilePlan, check_plan
 
-__all__ = ["Group", "Regions", "Send", "Share", "input_box", "regions"]
+__all__ = ["Group", "Regions", "Send", "Share", "group_regions", "input_box", "regions"]
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def regions(graph: TileGraph, plan: TilePlan) -> Regions:
     starts = sorted({1, *(graph.index(start) for start in plan.group_starts)})
     handoff = graph.handoff(end)
     groups = tuple(
-        _group(graph, owned, first, stop, set(handoff)) for first, stop in pairwise([*starts, end])
+        group_regions(graph, owned, first, stop, set(handoff)) for first, stop in pairwise([*starts, end])
     )
     return Regions(owned, groups, end, handoff)
 
@@ -112,9 +112,10 @@ def input_box(found: Regions, tile: int) -> Box:
     return hull(boxes)
 
 
-def _group(
+def group_regions(
     graph: TileGraph, owned: Mapping[int, tuple[Box, ...]], first: int, stop: int, handoff: set[int]
 ) -> Group:
+    """One group of a plan: the nodes from `first` up to `stop`, where `handoff` are nodes that the tail reads."""
     inside = range(first, stop)
     imports = sorted({source for node in inside for source in graph.nodes[node].inputs if source < first})
     exports = [node for node in inside if node in handoff or any(r >= stop for r in graph.readers(node))]
