@@ -29,7 +29,7 @@ from manyhands.tiles.pricing import Grid, Prediction, Setting, predict
 from manyhands.tiles.profile import LinkProfile, Profile, predicted_profile
 from manyhands.tiles.works import operation_works
 
-__all__ = ["GroupPlan", "linked", "parts_of", "plan_group", "plan_groups", "read_group_graph", "speaker"]
+__all__ = ["GroupPlan", "linked", "parts_of", "plan_group", "plan_groups", "ranked", "read_group_graph", "speaker"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def plan_groups(
         if device.executors:
             architecture = library(split.seats[device.name].size).architecture
             graph = read_group_graph(job, architecture.build(), shape)
-            plans[device.name] = plan = plan_group(job, device.name, device.executors, graph)
+            plans[device.name] = plan = plan_group(job, device.name, ranked(device), graph)
             flops = job.learn.batch_size * architecture.cost.train_flops
             device = replace(device, flops=flops / plan.step_s)  # noqa: PLW2901
         devices.append(device)
@@ -232,6 +232,11 @@ def _moved_bytes(setting: Setting, prediction: Prediction) -> list[float]:
 def parts_of(plans: Mapping[str, GroupPlan]) -> dict[str, Part]:
     """Device of any group -> its part in each step."""
     return {name: part for plan in plans.values() for name, part in plan.parts.items()}
+
+
+def ranked(group: Device) -> tuple[Device, ...]:
+    """The devices of a tile group by rank: the fastest first, which may have to compute the tail for all."""
+    return tuple(sorted(group.executors, key=lambda device: -device.flops))
 
 
 def speaker(device: Device) -> str:

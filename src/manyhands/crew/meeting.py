@@ -9,6 +9,7 @@ device cuts its connections, which ends whatever it is waiting for. Then those w
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import RunError
 
-__all__ = ["Broken", "Meeting", "address_of", "say_gone"]
+__all__ = ["Broken", "Meeting", "say_gone"]
 
 PAUSE_S = 0.05
 # Connections are watched by heartbeats. This limit only ends what they cannot see.
@@ -39,12 +40,6 @@ class Broken(RunError):
 def say_gone(store: dist.Store, name: str) -> None:
     """Says at the store that a device's process has ended, for those who would wait for its heartbeat."""
     store.set(f"gone/{name}", b"1")
-
-
-def address_of(text: str) -> tuple[str, int]:
-    """Host and port of ``host:port``."""
-    host, _, port = text.rpartition(":")
-    return host, int(port)
 
 
 class Meeting:
@@ -183,7 +178,8 @@ class Meeting:
             if self._store_lost is not None:
                 raise RunError(f"the meeting point of the group is gone: {self._store_lost}") from error
             self._add(f"{generation}/broken", 1)
-            raise Broken(self.why_broken or _first_line(error)) from error
+            where = re.sub(r"^\[\S+\] ", "", _first_line(error))  # Gloo's own file and line say nothing to a user
+            raise Broken(self.why_broken or f"a connection was lost ({where[:80]})") from error
         finally:
             with self._lock:
                 self._before = None

@@ -115,10 +115,10 @@ def _train(
             log.report("peer_lost", peer=name)
             _say(f"{duty.name}: going on without {name} from step {position.num_steps}")
     log.report("formed", peers=list(here), step=position.num_steps, plan=facts)
-    due = Interval(job.run.checkpoint_every_s)
+    due, meter = Interval(job.run.checkpoint_every_s), _Meter()
     while position.closed < job.exchange.rounds:
         if position.rounds > position.closed:
-            _close_round(duty, log, group, leads)
+            _close_round(duty, log, group, leads, meter)
             _keep(duty, log, due, leads)
             continue
         for x, y in islice(duty.batches(position.rounds), position.batches, None):
@@ -136,7 +136,7 @@ def _train(
         position.rounds, position.batches = position.rounds + 1, 0
 
 
-def _close_round(duty: Duty, log: Log, group: dist.ProcessGroup, leads: bool) -> None:
+def _close_round(duty: Duty, log: Log, group: dist.ProcessGroup, leads: bool, meter: _Meter) -> None:
     """Reports a round; the leader measures the network, off the clock."""
     position, job = duty.learner.position, duty.job
     number = position.closed + 1
@@ -144,11 +144,13 @@ def _close_round(duty: Duty, log: Log, group: dist.ProcessGroup, leads: bool) ->
     loss = position.loss / max(position.seen, 1)
     told = torch.full((2,), math.nan, dtype=torch.float64)
     looked = looks(number, job.run.evaluate_every, job.exchange.rounds)
+    spent_s = meter.spent_s()  # before the leader looks, which is not the devices' work
     if leads and looked:
         found = duty.look()
         told = torch.tensor([_number(found[duty.measure]), _number(found["loss"])], dtype=torch.float64)
     dist.broadcast(told, 0, group=group)
-    usage = _usage(group)
+    usage = _usage(group, spent_s)
+    meter.spent_s()
     log.set_clock(now)
     log.report(
         "computed",
@@ -186,12 +188,25 @@ def _finish(duty: Duty, log: Log) -> None:
     log.to_disk()
 
 
-def _usage(group: dist.ProcessGroup) -> tuple[list[float], list[float]]:
-    """Of every device so far: seconds that its processor worked for it, and the most memory it took."""
+class _Meter:
+    """Processor time of this process, since it was last asked."""
+
+    def __init__(self) -> None:
+        self._last_s = 0.0
+        self.spent_s()
+
+    def spent_s(self) -> float:
+        """Seconds that a processor worked for this process, all threads together."""
+        now = os.times()
+        spent_s, self._last_s = now.user + now.system - self._last_s, now.user + now.system
+        return spent_s
+
+
+def _usage(group: dist.ProcessGroup, spent_s: float) -> tuple[list[float], list[float]]:
+    """Of every device: seconds that its processor worked in a round, and the most memory it has ever taken."""
     found = torch.zeros(dist.get_world_size(group), 2, dtype=torch.float64)
-    spent = os.times()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    found[dist.get_rank(group)] = torch.tensor([spent.user + spent.system, peak], dtype=torch.float64)
+    found[dist.get_rank(group)] = torch.tensor([spent_s, peak], dtype=torch.float64)
     dist.all_reduce(found, group=group)
     return found[:, 0].tolist(), found[:, 1].tolist()
 

@@ -125,7 +125,7 @@ class LocalPhase:
         losses, seen = torch.zeros((), device=self.torch_device), 0
         gradients.generator.manual_seed(derive(self.seed, self.device, replica.num_rounds, "dropout"))
         with only_own_draws():
-            for x, y in self._batches(replica.num_rounds):
+            for x, y in self.batches(replica.num_rounds):
                 loss = gradients(x, y)
                 step(self.section, parameters, slots, num_steps)
                 losses.add_(loss, alpha=len(x))
@@ -136,7 +136,7 @@ class LocalPhase:
         saved = saved_slots(slots) if self.keep_optimizer else {}
         return Trained(own_copies(module.state_dict()), saved, facts)
 
-    def _batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The phase's batches, as bytes.
 
         An epoch's examples are gathered once, as bytes; cutting batches out of them costs next to nothing.
