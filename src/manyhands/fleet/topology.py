@@ -33,6 +33,11 @@ class FleetSection(Section):
     degree: int = 3
     edges: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether some of the devices form tile groups."""
+        return any(table.group is not None for table in self.device)
+
 
 ONE_GROUP = "crew"
 """What a tile group of all devices is called where the job does not say."""
