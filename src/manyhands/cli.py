@@ -35,6 +35,7 @@ from manyhands.cli_common import (
     watching,
 )
 from manyhands.cli_compare import compare
+from manyhands.cli_plan import plan
 from manyhands.crewing import is_crew_run, train_crew
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
@@ -79,6 +80,7 @@ def train(
 
 
 app.command()(compare)
+app.command()(plan)
 
 
 @app.command()

@@ -29,6 +29,7 @@ from manyhands.learn.supervised import LocalPhase
 from manyhands.lessons import give_lessons, load_material
 from manyhands.report.folder import RunFolder
 from manyhands.run import put_together
+from manyhands.seeds import derive
 from manyhands.sizing import Library
 
 __all__ = ["main"]
@@ -86,7 +87,8 @@ def _take_part(job: Job, said: argparse.Namespace) -> None:
     def form(here: tuple[str, ...], group: dist.ProcessGroup) -> tuple[Step, Facts]:
         left = tuple(device for device in devices if device.name in here)
         plan = plan_group(job, hand.name, left, graph)
-        return make_step(learner, plan, job.split.tiling, group, job.seed), plan.facts
+        seed = derive(job.seed, hand.name, "dropout")
+        return make_step(learner, graph, plan, job.split.tiling, group, seed), plan.facts
 
     looker, architecture = team.looker, network.architecture
     duty = Duty(

@@ -1,4 +1,4 @@
-"""One step of a tile group: every device computes its tile, and has the whole batch's gradients in the end."""
+"""One step of a tile group: every device computes its tile, and all have the whole batch's gradients in the end."""
 
 from __future__ import annotations
 
@@ -11,22 +11,47 @@ from manyhands.crew.state import Learner
 from manyhands.grouping import GroupPlan
 from manyhands.learn.gradients import as_input
 from manyhands.splits import SpaceSection
+from manyhands.tiles import TileGraph
+from manyhands.tiles.module import TiledModule
 
 __all__ = ["make_step"]
 
 
 def make_step(
-    learner: Learner, plan: GroupPlan, section: SpaceSection, group: dist.ProcessGroup, seed: int
+    learner: Learner,
+    graph: TileGraph,
+    plan: GroupPlan,
+    section: SpaceSection,
+    group: dist.ProcessGroup,
+    seed: int,
 ) -> Step:
-    """The step of this device under a plan."""
+    """This device's part in a step under a plan.
+
+    Args:
+        learner: The network.
+        graph: Its operations.
+        plan: Who computes what.
+        section: The job's settings.
+        group: The devices, by rank.
+        seed: Of dropout.
+    """
+    tiled = TiledModule(
+        learner.module,
+        graph,
+        plan.prediction.plan,
+        group,
+        checkpoint=plan.prediction.checkpoint,
+        wire_dtype=torch.bfloat16 if section.wire_dtype == "bfloat16" else None,
+        seed=seed,
+    )
+    criterion = getattr(learner.module, "loss", None) or F.cross_entropy
 
     def step(x: torch.Tensor, y: torch.Tensor, number: int) -> float:
-        outputs = learner.module(as_input(x, torch.channels_last))
-        loss = F.cross_entropy(outputs, y)
+        tiled.num_steps = number  # a step that was broken off is made again with the same dropout
+        output = tiled(as_input(tiled.cut(x), torch.channels_last))
+        loss = tiled.loss(criterion, output, y)
         loss.backward()  # type: ignore[no-untyped-call]
-        for p in learner.parameters:
-            dist.all_reduce(p.grad, group=group)
-            p.grad /= dist.get_world_size(group)
-        return float(loss.detach())
+        tiled.synchronise()
+        return float(tiled.total(loss))
 
     return step
