@@ -34,7 +34,9 @@ DESK = {"kind": "laptop", "name": "desk"}
 def test_a_group_trains_what_one_device_with_all_the_data_would(small_job: MakeJob, tmp_path: Path) -> None:
     tiled = train(small_job(split=SPACE, run={"save_models": True}), tmp_path / "space")
     alone = small_job(
-        split={"by": "isolated"}, fleet={"device": [{"kind": "laptop", "name": "crew"}]}, run={"save_models": True}
+        split={"by": "isolated"},
+        fleet={"device": [{"kind": "laptop", "name": "crew"}]},
+        run={"save_models": True},
     )
     train(alone, tmp_path / "alone")
     weights = [load_file(tmp_path / run / "models" / "crew.safetensors") for run in ("space", "alone")]
@@ -127,7 +129,10 @@ def test_too_little_memory_is_said_before_training(small_job: MakeJob, tmp_path:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[split]\nby = "homogeneous"\n[split.space]\ngrouping = "none"', "split.space: is read by tile groups"),
+        (
+            '[split]\nby = "homogeneous"\n[split.space]\ngrouping = "none"',
+            "split.space: is read by tile groups",
+        ),
         ('[split]\nby = "space"\n[split.task]', "takes no classes apart"),
         ('[split.space]\n[game]\nname = "minatar/breakout"', "tile groups learn from data"),
         ("[split.space]\ngrid = [2, 0]", "split.space.grid"),

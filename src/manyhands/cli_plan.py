@@ -92,7 +92,7 @@ def _how(figures: dict[str, Any]) -> str:
     starts = ", ".join(figures["group_starts"]) or "nowhere"
     spent = ", ".join(f"{name} {seconds_text(s)}" for name, s in figures["parts"].items() if s)
     return (
-        f"rows {' + '.join(map(str, rows))}, columns {' + '.join(map(str, cols))}; borders are given at: {starts}; "
-        f"tiles up to {figures['tail']}, the rest by {figures['tail_mode']}"
+        f"rows {' + '.join(map(str, rows))}, columns {' + '.join(map(str, cols))}; "
+        f"borders are given at: {starts}; tiles up to {figures['tail']}, the rest by {figures['tail_mode']}"
         f"{'; maps are computed again on the way back' if figures['checkpoint'] else ''}. A step: {spent}."
     )

@@ -1,7 +1,8 @@
 """A tile group that trains for real on this machine: one process a device, started and watched from here.
 
-The processes write the trace, the checkpoint and the network (`manyhands.crew`). This one serves the point where
-they meet, so that none of them is needed by the others, tells who has ended, and makes the result from the trace.
+The processes write the trace, the checkpoint and the network (`manyhands.crew`). This one serves the point
+where they meet, so that none of them is needed by the others, tells who has ended, and makes the result from
+the trace.
 """
 
 from __future__ import annotations
@@ -189,9 +190,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _watch_over(
-    processes: dict[str, subprocess.Popen[bytes]], store: dist.TCPStore, tail: _Tail
-) -> None:
+def _watch_over(processes: dict[str, subprocess.Popen[bytes]], store: dist.TCPStore, tail: _Tail) -> None:
     """Waits until the run is done, telling the others of each process that ends."""
     ended: set[str] = set()
     pause = threading.Event()
@@ -214,7 +213,9 @@ def _last_words(processes: dict[str, subprocess.Popen[bytes]], tail: _Tail) -> s
     """What the first device that said why it ended has said."""
     for name in processes:
         log = tail.path.parent / "logs" / f"{name}.log"
-        lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+        lines = (
+            log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.is_file() else []
+        )
         if lines:
             return f"{name} said: {lines[-1].removeprefix('manyhands: ')}"
     return "none has said why"

@@ -1,7 +1,7 @@
 """One process of a tile group that trains for real: ``python -m manyhands.crewmate JOB --out DIR``.
 
-`manyhands train --engine live` starts one for each device on this machine. On several hosts they are started by
-``torchrun``, whose environment says who each is, or by hand with ``--rank`` and ``--master``.
+`manyhands train --engine live` starts one for each device on this machine. On several hosts they are started
+by ``torchrun``, whose environment says who each is, or by hand with ``--rank`` and ``--master``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise JobError("split.by", job.split.by, 'a crew trains a job that is split by = "space"')
         _take_part(job, said)
     except ManyhandsError as error:
-        print(f"manyhands: {' '.join(str(error).split())}", file=sys.stderr, flush=True)  # noqa: T201
+        print(f"manyhands: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return error.exit_status
     return 0
 

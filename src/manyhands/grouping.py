@@ -1,8 +1,9 @@
 """Tile groups: which plan each follows, and what it costs the run that it is a member of.
 
-A tile group is one participant whose devices compute one network together, exactly as one device would. So the
-simulator trains the network itself, and charges the group what its plan says: the time of a step, the memory and
-the traffic of each device. Where the group trains for real (`manyhands.crew`), the same plan is carried out.
+A tile group is one participant whose devices compute one network together, exactly as one device would. So
+the simulator trains the network itself, and charges the group what its plan says: the time of a step, the
+memory and the traffic of each device. Where the group trains for real (`manyhands.crew`), the same plan is
+carried out.
 """
 
 from __future__ import annotations
@@ -29,7 +30,16 @@ from manyhands.tiles.pricing import Grid, Prediction, Setting, predict
 from manyhands.tiles.profile import LinkProfile, Profile, predicted_profile
 from manyhands.tiles.works import operation_works
 
-__all__ = ["GroupPlan", "linked", "parts_of", "plan_group", "plan_groups", "ranked", "read_group_graph", "speaker"]
+__all__ = [
+    "GroupPlan",
+    "linked",
+    "parts_of",
+    "plan_group",
+    "plan_groups",
+    "ranked",
+    "read_group_graph",
+    "speaker",
+]
 
 
 @dataclass(frozen=True)
@@ -216,7 +226,9 @@ def _moved_bytes(setting: Setting, prediction: Prediction) -> list[float]:
     numbers = [0.0] * n
     for send in (send for group in found.groups for send in group.sends):
         for tile in (send.source, send.target):
-            numbers[plan.devices[tile]] += send.box.area * graph.nodes[send.node].channels * setting.batch_size
+            numbers[plan.devices[tile]] += (
+                send.box.area * graph.nodes[send.node].channels * setting.batch_size
+            )
     for node in found.handoff:
         pieces = [box.area * graph.nodes[node].channels * setting.batch_size for box in found.owned[node]]
         for tile, piece in enumerate(pieces):

@@ -263,11 +263,15 @@ def _check_groups(job: Job) -> None:
     """What a job says of tile groups it must have, and they learn from data."""
     if job.split.by != "space" and not job.fleet.has_groups:
         if job.split.space is not None:
-            expected = 'is read by tile groups, and this job has none: write by = "space", or give devices a group'
+            expected = (
+                'is read by tile groups, and this job has none: write by = "space", or give devices a group'
+            )
             raise JobError("split.space", None, expected)
         return
     if job.game.name is not None:
-        raise JobError("game.name", job.game.name, "tile groups learn from data; leave the groups or this out")
+        raise JobError(
+            "game.name", job.game.name, "tile groups learn from data; leave the groups or this out"
+        )
 
 
 def _apply(said: dict[str, Any], change: str) -> None:

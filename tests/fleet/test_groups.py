@@ -33,7 +33,9 @@ def test_its_figures_are_those_of_its_devices_together_and_its_link_is_the_best_
 def test_a_group_has_the_share_of_one_participant_unless_its_devices_have_shares() -> None:
     assert [device.share for device in make_fleet(section(PI, DESK), seed=0).devices] == [0.5, 0.5]
     shared = PI.model_copy(update={"share": 0.2}), DESK.model_copy(update={"share": 0.4})
-    assert [device.share for device in make_fleet(section(*shared), seed=0).devices] == pytest.approx([0.6, 0.4])
+    assert [device.share for device in make_fleet(section(*shared), seed=0).devices] == pytest.approx(
+        [0.6, 0.4]
+    )
 
 
 def test_links_join_groups_by_their_names() -> None:

@@ -1,9 +1,10 @@
 """Where the devices of a crew find each other, and how they notice that one is gone.
 
-They meet at a ``torch.distributed`` store, a small server that outlives each of them. Every device counts up a
-number there, its heartbeat, on a thread of its own: a process that died or was stopped does not, however its
-sockets look. Whoever notices a silent device, or an error on the way to one, says so at the store, and every
-device cuts its connections, which ends whatever it is waiting for. Then those who are left write a new roster.
+They meet at a ``torch.distributed`` store, a small server that outlives each of them. Every device counts up
+a number there, its heartbeat, on a thread of its own: a process that died or was stopped does not, however
+its sockets look. Whoever notices a silent device, or an error on the way to one, says so at the store, and
+every device cuts its connections, which ends whatever it is waiting for. Then those who are left write a new
+roster.
 """
 
 from __future__ import annotations
@@ -96,8 +97,8 @@ class Meeting:
             among: Those of the last time.
 
         Raises:
-            RunError: Somebody does not come the first time; the others have gone on without this device; or the
-                meeting point is gone.
+            RunError: Somebody does not come the first time; the others have gone on without this device; or
+                the meeting point is gone.
         """
         roster_key, began_s = f"{generation}/roster", wall_seconds()
         self._set(f"{generation}/here/{self._name}", "1")
@@ -173,12 +174,14 @@ class Meeting:
             assert group is not None
             yield group
         except RuntimeError as error:
-            # Gloo's errors are RuntimeErrors of many texts, and so are others. Who is left when all have gathered
-            # again shows whether a device was gone.
+            # Gloo's errors are RuntimeErrors of many texts, and so are others. Who is left when all have
+            # gathered again shows whether a device was gone.
             if self._store_lost is not None:
                 raise RunError(f"the meeting point of the group is gone: {self._store_lost}") from error
             self._add(f"{generation}/broken", 1)
-            where = re.sub(r"^\[\S+\] ", "", _first_line(error))  # Gloo's own file and line say nothing to a user
+            where = re.sub(
+                r"^\[\S+\] ", "", _first_line(error)
+            )  # Gloo's own file and line say nothing to a user
             raise Broken(self.why_broken or f"a connection was lost ({where[:80]})") from error
         finally:
             with self._lock:

@@ -1,7 +1,7 @@
 """What each device of a crew does: meet the others, train with them, and go on with those who are left.
 
-A step is whole or has not happened. When a device is gone, the others keep what they had after their last whole
-step, form anew without it, agree on the furthest of these states and go on from there under a new plan.
+A step is whole or has not happened. When a device is gone, the others keep what they had after their last
+whole step, form anew without it, agree on the furthest of these states and go on from there under a new plan.
 """
 
 from __future__ import annotations
@@ -80,7 +80,9 @@ def serve(duty: Duty, meeting: Meeting, everyone: tuple[str, ...]) -> bool:
             if not here:
                 return False  # the others have come to the end
             if generation and here == roster:
-                raise RunError(f"{duty.name}: {cause}; all devices are there, so another try would end the same")
+                raise RunError(
+                    f"{duty.name}: {cause}; all devices are there, so another try would end the same"
+                )
             try:
                 with meeting.group(generation, here) as group:
                     _train(duty, log, here, roster, group)
@@ -203,7 +205,7 @@ class _Meter:
 
 
 def _usage(group: dist.ProcessGroup, spent_s: float) -> tuple[list[float], list[float]]:
-    """Of every device: seconds that its processor worked in a round, and the most memory it has ever taken."""
+    """Of every device: seconds that its processor worked in a round, and the most memory it ever took."""
     found = torch.zeros(dist.get_world_size(group), 2, dtype=torch.float64)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     found[dist.get_rank(group)] = torch.tensor([spent_s, peak], dtype=torch.float64)
@@ -220,4 +222,4 @@ def _finite(value: float) -> float | None:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 - a process of its own, whose words are kept in a file
+    print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,7 @@
 """What a crew would lose: the network, what its optimizer remembers, and how far it has come.
 
-Every device of a tile group holds all of it, because weights are replicated. So when one dies the others go on
-from their own copies; a checkpoint on disk is for when all are gone.
+Every device of a tile group holds all of it, because weights are replicated. So when one dies the others go
+on from their own copies; a checkpoint on disk is for when all are gone.
 """
 
 from __future__ import annotations

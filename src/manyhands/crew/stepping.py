@@ -1,4 +1,4 @@
-"""One step of a tile group: every device computes its tile, and all have the whole batch's gradients in the end."""
+"""One step of a tile group: each device computes its tile, and has the whole batch's gradients in the end."""
 
 from __future__ import annotations
 

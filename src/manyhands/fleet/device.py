@@ -203,9 +203,13 @@ def make_devices(sections: Sequence[DeviceSection], together: str | None = None)
     groups: dict[str, list[tuple[Device, int]]] = {}
     for name, i in origin.items():
         group = together or sections[i].group
-        groups.setdefault(f"group {group}" if group else name, []).append((replace(templates[i], name=name), i))
+        groups.setdefault(f"group {group}" if group else name, []).append(
+            (replace(templates[i], name=name), i)
+        )
     hands = [
-        _form_group(key.removeprefix("group "), members, origin) if key.startswith("group ") else members[0][0]
+        _form_group(key.removeprefix("group "), members, origin)
+        if key.startswith("group ")
+        else members[0][0]
         for key, members in groups.items()
     ]
     return _fill_shares(hands, [members[0][1] for members in groups.values()])

@@ -172,7 +172,9 @@ class Tally:
         """
         figures: list[dict[str, Any]] = []
         for device in fleet.devices:
-            whole = self._figures(device, device, statics[device.name], self.devices[device.name].busy_seconds)
+            whole = self._figures(
+                device, device, statics[device.name], self.devices[device.name].busy_seconds
+            )
             if not device.executors:
                 figures.append(whole)
             for executor in device.executors:

@@ -1,7 +1,7 @@
 """Split by space: all devices compute one network together, each a tile of every feature map (paper 003).
 
-To the rest of a run they are one participant, a tile group, which has all the data and shares nothing. The same
-group can be a member of any other split; there, a device's table names it (``group = "shelf"``).
+To the rest of a run they are one participant, a tile group, which has all the data and shares nothing. The
+same group can be a member of any other split; there, a device's table names it (``group = "shelf"``).
 """
 
 from __future__ import annotations
