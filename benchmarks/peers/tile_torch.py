@@ -8,6 +8,7 @@ contestant begin a turn together. An empty line ends it, after what it says of i
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import resource
@@ -83,19 +84,33 @@ def contestant(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Forwa
     return tiled(model, images(options.batch, SIDE), options)
 
 
-def kept_bytes(model: nn.Module, call: Callable[[], object]) -> int:
-    """What autograd keeps between forward and backward, weights apart, each storage once."""
-    weights = {p.untyped_storage()._cdata for p in model.parameters()}
+def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """The loss, and what is kept for the backward pass, weights apart, each storage once.
+
+    Autograd's own operations save tensors where only a hook sees them; tiles keep theirs where the garbage
+    collector does. What either of them finds counts.
+    """
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    before = living_storages()
     kept: dict[int, torch.UntypedStorage] = {}
 
     def keep(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
+        kept[storage.data_ptr()] = storage
         return tensor
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        call()
-    return sum(storage.nbytes() for address, storage in kept.items() if address not in weights)
+        loss = forward()
+    found = {address: storage.nbytes() for address, storage in kept.items()}
+    found |= {address: size for address, size in living_storages().items() if address not in before}
+    return loss, sum(size for address, size in found.items() if address not in weights)
+
+
+def living_storages() -> dict[int, int]:
+    """Address and size of the memory of every tensor that Python objects hold."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in {Tensor, nn.Parameter}]
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
 
 
 def main() -> None:
@@ -104,6 +119,7 @@ def main() -> None:
     parser.add_argument("--layers", choices=("front", "all"), required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--plan", default="")
+    parser.add_argument("--profile", default="")
     parser.add_argument("--wire", default="")
     parser.add_argument("--checkpoint", action="store_true")
     options = parser.parse_args()
@@ -123,19 +139,7 @@ def main() -> None:
         optimizer.step()
         return loss.item()
 
-    activations = 0
-
-    def watched_forward() -> Tensor:
-        return loss_of(*forward())
-
-    loss = None
-
-    def first() -> None:
-        nonlocal loss
-        loss = watched_forward()
-
-    activations = kept_bytes(model, first)
-    assert loss is not None
+    loss, activations = kept_bytes(model, lambda: loss_of(*forward()))
     loss.backward()
     between()
     settings = f"torch {torch.__version__}"

@@ -10,18 +10,19 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from manyhands.errors import JobError
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.plan import TailMode, TilePlan
-from manyhands.tiles.pricing import Grid, Prediction, Setting, predict
+from manyhands.tiles.pricing import Grid, Prediction, Setting, TilePart, predict
 
 __all__ = ["balance", "best_groups", "boundaries", "grid_shapes", "make_plan"]
 
 MOST_LABELS = 400  # kept at each boundary under memory limits; networks we ship need a few dozen
 TURNS = 4
+Cuts = tuple[tuple[int, ...], tuple[int, ...]]
 FINEST = 4  # a cut may lie at a quarter of what one pixel of the smallest map stands for
 
 
@@ -47,14 +48,19 @@ def make_plan(
     """
     ends = _ends(setting.graph, tails)
     shapes = shapes or tuple(grid_shapes(setting.num_devices))
+
+    def search(limits: tuple[float, ...], recompute: bool) -> Prediction | None:
+        limited = replace(setting, memory_bytes=limits)
+        found = (_plan_shape(limited, *shape, ends, tail_modes, recompute) for shape in shapes)
+        return min((plan for plan in found if plan), key=lambda plan: plan.step_s, default=None)
+
     for recompute in (False, True) if checkpoint is None else (checkpoint,):
-        found = [
-            plan
-            for rows, cols in shapes
-            if (plan := _plan_shape(setting, rows, cols, ends, tail_modes, recompute)) is not None
-        ]
-        if found:
-            return min(found, key=lambda plan: plan.step_s)
+        # As a rule the best plan fits, and limits need not be looked at on the way.
+        best = search((), recompute)
+        if best is not None and not _keeps_limits(setting, best):
+            best = search(setting.memory_bytes, recompute)
+        if best is not None:
+            return best
     raise JobError(
         "split.space",
         f"{setting.num_devices} tiles",
@@ -69,12 +75,19 @@ def grid_shapes(num_tiles: int) -> Iterator[tuple[int, int]]:
 
 
 def boundaries(graph: TileGraph, end: int) -> tuple[int, ...]:
-    """Nodes at which it can pay to begin a group: those that look beyond their pixel, and convolutions.
+    """Nodes at which it can pay to begin a group: those that look over borders, and what widens maps before them.
 
-    A group that began at a batch norm or an activation would be given the same borders as one that begins at the
-    next convolution, and compute more of them.
+    A group that began at a batch norm, an activation or a pooling would be given borders that are no smaller than
+    those of one that begins at the next convolution, and compute more of them. A 1x1 convolution that widens its
+    maps is better begun at than what follows it, as its input is smaller.
     """
-    return tuple(number for number in range(1, end) if number == 1 or graph.nodes[number].windows is not None)
+    over = set(graph.windowed(end))
+    return tuple(number for number in range(1, end) if number == 1 or graph.nodes[number].name in over or _widens(graph, number))
+
+
+def _widens(graph: TileGraph, number: int) -> bool:
+    node = graph.nodes[number]
+    return node.kind == "conv" and node.channels > graph.nodes[node.inputs[0]].channels
 
 
 @dataclass(frozen=True)
@@ -113,11 +126,11 @@ def best_groups(
             if first >= stop:
                 break
             price = grid.group(first, stop)
-            kept = tuple(price.kept[tile] for tile in limited)
-            held = tuple(price.held[tile] for tile in limited)
+            more = tuple((price.held if checkpoint else price.kept)[tile] for tile in limited)
+            inner = tuple(price.inner[tile] if checkpoint else 0.0 for tile in limited)
             for label in fronts.get(first, ()):
-                summed = tuple(a + b for a, b in zip(label.summed, held if checkpoint else kept, strict=True))
-                largest = tuple(map(max, label.largest, kept)) if checkpoint else nothing
+                summed = tuple(a + b for a, b in zip(label.summed, more, strict=True))
+                largest = tuple(map(max, label.largest, inner))
                 total = [a + b for a, b in zip(summed, largest, strict=True)]
                 if all(used <= room[tile] for used, tile in zip(total, limited, strict=True)):
                     seconds = label.seconds + price.seconds(checkpoint)
@@ -193,15 +206,13 @@ def _plan_shape(
     modes: Sequence[TailMode],
     checkpoint: bool,
 ) -> Prediction | None:
-    """The best plan of one grid shape: groups and cuts by turns."""
+    """The best plan of one grid shape: from cuts by speed and from even ones, at coarse steps and at finer ones."""
     best = None
     for unit in _units(setting.graph, ends):
-        start = _first_cuts(setting, rows, cols, unit)
-        if start is None:
-            continue
-        found = _plan_from(setting, start, unit, ends, modes, checkpoint)
-        if found is not None and (best is None or found.step_s < best.step_s):
-            best = found
+        starts = _first_cuts(setting, rows, cols, unit)
+        for cuts in [*starts, *([(best.plan.rows, best.plan.cols)] if best else [])]:
+            found = _plan_from(setting, cuts, unit, ends, modes, checkpoint)
+            best = found if best is None or (found and found.step_s < best.step_s) else best
     return best
 
 
@@ -212,15 +223,18 @@ def _units(graph: TileGraph, ends: Sequence[int]) -> Sequence[int]:
     return sorted({max(1, coarsest), max(1, coarsest // FINEST)}, reverse=True)
 
 
-def _first_cuts(setting: Setting, rows: int, cols: int, unit: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Cuts by the devices' speeds alone."""
+def _first_cuts(setting: Setting, rows: int, cols: int, unit: int) -> list[Cuts]:
+    """Cuts by the devices' speeds, and even ones."""
     height, width = setting.graph.nodes[0].sides
     speeds = [1 / max(_whole_s(setting, rank), 1e-12) for rank in range(setting.num_devices)]
     lines = [sum(speeds[row * cols : (row + 1) * cols]) for row in range(rows)]
     columns = [sum(speeds[col::cols]) for col in range(cols)]
-    heights = _proportional(height, lines, unit)
-    widths = _proportional(width, columns, unit)
-    return (heights, widths) if heights and widths else None
+    found = []
+    for down, across in ((lines, columns), ([1.0] * rows, [1.0] * cols)):
+        heights, widths = _proportional(height, down, unit), _proportional(width, across, unit)
+        if heights and widths and (heights, widths) not in found:
+            found.append((heights, widths))
+    return found
 
 
 def _whole_s(setting: Setting, rank: int) -> float:
@@ -247,7 +261,7 @@ def _to_pixels(units: Sequence[int], side: int, unit: int) -> tuple[int, ...]:
 
 def _plan_from(
     setting: Setting,
-    cuts: tuple[tuple[int, ...], tuple[int, ...]],
+    cuts: Cuts,
     unit: int,
     ends: Sequence[int],
     modes: Sequence[TailMode],
@@ -261,14 +275,18 @@ def _plan_from(
             best = found
         elif best is not None:
             break
-        guide = found or _roomless(grid, ends, modes, checkpoint)
+        guide = found or _least_memory(grid, ends, modes, checkpoint)
         if guide is None:
             break
-        moved = _recut(setting, guide, unit)
+        moved = _recut(setting, guide, unit) if found else _towards_limits(setting, guide, unit)
         if moved is None or moved == cuts:
             break
         cuts = moved
-    return _mended(setting, best, unit) if best else None
+    if best is None:
+        return None
+    mended = _mended(setting, best, unit)
+    grid = Grid(setting, mended.plan.rows, mended.plan.cols, mended.plan.devices)
+    return _best_on(grid, ends, modes, checkpoint) or mended  # groups may want to differ for the last cuts
 
 
 def _best_on(
@@ -279,7 +297,7 @@ def _best_on(
     reachable = [end for end in ends if end <= grid.deepest and end > 1]
     if not reachable:
         return None
-    tails = {(end, mode): grid.tail(end, mode) for end in reachable for mode in _modes(setting, end, modes)}
+    tails = {(end, mode): grid.tail(end, mode) for end in reachable for mode in modes}
     # Room under the lightest tail; the exact sum is checked for each below.
     lightest = [min(tail.memory_bytes[tile] for tail in tails.values()) for tile in range(len(grid.devices))]
     room = [setting.limit(rank) - lightest[tile] for tile, rank in enumerate(grid.devices)]
@@ -304,29 +322,56 @@ def _fits(grid: Grid, label: _Label, tail: Sequence[float]) -> bool:
     )
 
 
-def _modes(setting: Setting, end: int, modes: Sequence[TailMode]) -> Sequence[TailMode]:
-    """Where nothing is left for a tail, its mode says nothing: one is as good as all."""
-    return modes[:1] if end == len(setting.graph.names) else modes
-
-
 def _plan(grid: Grid, starts: Sequence[int], end: int, mode: TailMode) -> TilePlan:
     graph = grid.setting.graph
     names = tuple(graph.name(start) for start in starts if start > 1)
     return TilePlan(grid.rows, grid.cols, names, graph.name(end), mode, grid.devices)
 
 
-def _roomless(grid: Grid, ends: Sequence[int], modes: Sequence[TailMode], checkpoint: bool) -> Prediction | None:
-    """A plan that ignores memory, from whose groups better cuts may be found."""
+def _least_memory(
+    grid: Grid, ends: Sequence[int], modes: Sequence[TailMode], checkpoint: bool
+) -> Prediction | None:
+    """A plan with as many groups as there can be, which keeps the least, for cuts on which no plan fits."""
     setting = grid.setting
     reachable = [end for end in ends if 1 < end <= grid.deepest]
     if not reachable:
         return None
-    end = reachable[-1]
-    label = best_groups(grid, [end], [inf] * len(grid.devices), checkpoint)[end][0]
-    return predict(setting, _plan(grid, label.starts, end, modes[0]), checkpoint, grid)
+    plans = (
+        predict(setting, _plan(grid, boundaries(setting.graph, end), end, mode), checkpoint, grid)
+        for end in (reachable[0], reachable[-1])
+        for mode in modes
+    )
+    return min(plans, key=lambda plan: _excess(setting, plan))
 
 
-def _recut(setting: Setting, guide: Prediction, unit: int) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _excess(setting: Setting, plan: Prediction) -> float:
+    """Bytes by which devices are asked for more than they have."""
+    return sum(max(0.0, used - setting.limit(rank)) for rank, used in enumerate(plan.memory_bytes))
+
+
+def _keeps_limits(setting: Setting, plan: Prediction) -> bool:
+    return _excess(setting, plan) == 0
+
+
+def _towards_limits(setting: Setting, guide: Prediction, unit: int) -> Cuts | None:
+    """Moves single cuts as long as that brings devices nearer to their limits."""
+    start = guide
+    while True:
+        moved = (_try(setting, plan, guide.checkpoint) for plan in _neighbours(guide.plan, unit))
+        best = min((m for m in moved if m), key=lambda plan: _excess(setting, plan), default=None)
+        if best is None or _excess(setting, best) >= _excess(setting, guide):
+            return None if guide is start else (guide.plan.rows, guide.plan.cols)
+        guide = best
+
+
+def _try(setting: Setting, plan: TilePlan, checkpoint: bool) -> Prediction | None:
+    try:
+        return predict(setting, plan, checkpoint)
+    except JobError:  # a tile without a pixel
+        return None
+
+
+def _recut(setting: Setting, guide: Prediction, unit: int) -> Cuts | None:
     """Cuts for given groups: every line of tiles gets what it can finish by the same time."""
     plan, (height, width) = guide.plan, setting.graph.nodes[0].sides
     rows = _recut_axis(setting, guide, 0, height, unit)
@@ -359,50 +404,51 @@ class _Probe:
         self.end = graph.index(guide.plan.tail)
         starts = sorted({1, *(graph.index(start) for start in guide.plan.group_starts)})
         self.groups = list(zip(starts, [*starts[1:], self.end], strict=True))
-        self.known: dict[tuple[int, int], tuple[float, float]] = {}
+        grid = Grid(setting, guide.plan.rows, guide.plan.cols, guide.plan.devices)
+        self.states = grid.tail(self.end, guide.plan.tail_mode).memory_bytes
+        self.parts: dict[int, list[TilePart]] = {}
+        self.times: dict[tuple[int, int], float] = {}
 
     def seconds(self, rank: int, units: int) -> float:
         """Computing time of a tile of so many units."""
-        return self._look(rank, units)[0]
+        if (rank, units) not in self.times:
+            profile = self.setting.profiles[rank]
+            parts = self._look(units)
+            self.times[rank, units] = sum(part.seconds(self.setting, profile) for part in parts) if parts else inf
+        return self.times[rank, units]
 
     def most(self, rank: int, total: int) -> int:
         """The units for which the device has memory."""
         limit = self.setting.limit(rank)
         if limit == inf:
             return total
-        return bisect_left(range(1, total + 1), True, key=lambda units: self._look(rank, units)[1] > limit)
+        return bisect_left(range(1, total + 1), True, key=lambda units: self._bytes(rank, units) > limit)
 
-    def _look(self, rank: int, units: int) -> tuple[float, float]:
-        if (rank, units) not in self.known:
+    def _bytes(self, rank: int, units: int) -> float:
+        parts = self._look(units)
+        if not parts:
+            return 0.0  # too small for a pixel of every map; `seconds` says so
+        if self.guide.checkpoint:
+            maps = sum(part.held for part in parts) + max(part.inner for part in parts)
+        else:
+            maps = sum(part.kept for part in parts)
+        return maps + self.states[self.guide.plan.devices.index(rank)]
+
+    def _look(self, units: int) -> list[TilePart]:
+        if units not in self.parts:
             plan = self.guide.plan
             size = min(self.side, units * self.unit)
             before = (self.side - size) // 2 // self.unit * self.unit
             cut = tuple(s for s in (before, size, self.side - size - before) if s)
-            tile = 1 if before else 0
+            place = 1 if before else 0
             other = plan.cols if self.axis == 0 else plan.rows
-            # The other axis is cut evenly: a line must suit all of its tiles.
-            across = _to_pixels([sum(other) // len(other)] * len(other), sum(other), 1)
-            middle = len(across) // 2
-            rows, cols = (cut, across) if self.axis == 0 else (across, cut)
-            number = tile * len(across) + middle if self.axis == 0 else middle * len(cut) + tile
-            grid = Grid(self.setting, rows, cols, [rank] * (len(rows) * len(cols)))
-            self.known[rank, units] = self._sum(grid, number, rank)
-        return self.known[rank, units]
-
-    def _sum(self, grid: Grid, tile: int, rank: int) -> tuple[float, float]:
-        if grid.deepest < self.end:
-            return inf, inf
-        checkpoint = self.guide.checkpoint
-        seconds, kept, held = 0.0, [], []
-        for first, stop in self.groups:
-            time, keeps, holds = grid.tile_price(first, stop, tile)
-            seconds += time
-            kept.append(keeps)
-            held.append(holds)
-        maps = sum(held) + max(kept) if checkpoint else sum(kept)
-        states = grid.tail(self.end, self.guide.plan.tail_mode).memory_bytes
-        worker = self.guide.plan.devices.index(rank)
-        return seconds, maps + states[min(worker, len(states) - 1)]
+            middle = len(other) // 2
+            rows, cols = (cut, other) if self.axis == 0 else (other, cut)
+            tile = place * len(cols) + middle if self.axis == 0 else middle * len(cols) + place
+            grid = Grid(self.setting, rows, cols, [0] * (len(rows) * len(cols)))
+            fits = grid.deepest >= self.end
+            self.parts[units] = [grid.tile_part(*group, tile) for group in self.groups] if fits else []
+        return self.parts[units]
 
 
 def _mended(setting: Setting, best: Prediction, unit: int) -> Prediction:
@@ -411,12 +457,8 @@ def _mended(setting: Setting, best: Prediction, unit: int) -> Prediction:
     while improved:
         improved = False
         for candidate in _neighbours(best.plan, unit):
-            try:
-                found = predict(setting, candidate, best.checkpoint)
-            except JobError:  # a tile without a pixel
-                continue
-            limits = all(used <= setting.limit(rank) for rank, used in enumerate(found.memory_bytes))
-            if limits and found.step_s < best.step_s * (1 - 1e-9):
+            found = _try(setting, candidate, best.checkpoint)
+            if found and _keeps_limits(setting, found) and found.step_s < best.step_s * (1 - 1e-9):
                 best, improved = found, True
                 break
     return best

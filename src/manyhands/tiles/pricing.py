@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from math import ceil, inf, log2, prod
+from math import ceil, inf, prod
 
 from manyhands.tiles.geometry import Box, cut_tiles
 from manyhands.tiles.graph import TileGraph
@@ -79,7 +79,8 @@ class Setting:
     @cached_property
     def round_s(self) -> float:
         """A few numbers summed over all ranks, as a batch normalisation needs it."""
-        return self.link.latency_s * ceil(log2(self.num_devices)) if self.num_devices > 1 else 0.0
+        # Everybody tells everybody, all at once.
+        return self.link.latency_s if self.num_devices > 1 else 0.0
 
     def sum_s(self, numbers: float) -> float:
         """Many numbers summed over all ranks, in a ring."""
@@ -101,6 +102,7 @@ class GroupPrice:
         norm_s: Sums of batch normalisations, both ways.
         kept: Bytes that each tile keeps from forward to backward.
         held: Bytes that each tile keeps if the group is recomputed instead.
+        inner: Bytes that each tile keeps while it recomputes the group, beside what it held.
     """
 
     forward_s: float
@@ -109,6 +111,7 @@ class GroupPrice:
     norm_s: float
     kept: tuple[float, ...]
     held: tuple[float, ...]
+    inner: tuple[float, ...]
 
     def seconds(self, checkpoint: bool) -> float:
         """All of it; recomputing is a second forward pass, without messages."""
@@ -164,6 +167,20 @@ class Prediction:
         return sum(self.parts.values())
 
 
+@dataclass(frozen=True)
+class TilePart:
+    """One tile's part in a group: the boxes it computes, and its bytes as in `GroupPrice`."""
+
+    computed: Mapping[int, Box]
+    kept: float
+    held: float
+    inner: float
+
+    def seconds(self, setting: Setting, profile: Profile) -> float:
+        """Both passes, on a device of this profile."""
+        return sum(sum(_node_seconds(setting.graph, profile, *each)) for each in self.computed.items())
+
+
 class Grid:
     """The prices of one set of cuts; groups are worked out once, however often they are asked for."""
 
@@ -213,25 +230,22 @@ class Grid:
             2 * norms * self.setting.round_s,
             tuple(self._kept(group, tile) for tile in tiles),
             tuple(self._held(group, tile) for tile in tiles),
+            tuple(self._inner(group, tile) for tile in tiles),
         )
 
-    def tile_price(self, first: int, stop: int, tile: int) -> tuple[float, float, float]:
-        """One tile's part in a group: its seconds, and the bytes that it keeps or, recomputing, holds."""
+    def tile_part(self, first: int, stop: int, tile: int) -> TilePart:
+        """One tile's part in a group."""
         group = group_regions(self.setting.graph, self.owned, first, stop, set())
-        boxes = group.shares[tile].computed.items()
-        seconds = sum(sum(self._node_seconds(tile, number, box)) for number, box in boxes)
-        return seconds, self._kept(group, tile), self._held(group, tile)
+        bytes_ = self._kept(group, tile), self._held(group, tile), self._inner(group, tile)
+        return TilePart(group.shares[tile].computed, *bytes_)
 
     def _node_seconds(self, tile: int, number: int, box: Box) -> tuple[float, float]:
         """Forward and backward of a box, its area counted as rows of full width."""
         rank = self.devices[tile]
-        if (rank, number, box.area) not in self._seconds:
-            node = self.setting.graph.nodes[number]
-            times = self.setting.profiles[rank].layers[node.name]
-            rows = box.area / node.sides[1]
-            back = times.input_gradient.at(rows) + times.weight_gradient.at(rows)
-            self._seconds[rank, number, box.area] = times.forward.at(rows), back
-        return self._seconds[rank, number, box.area]
+        key = rank, number, box.area
+        if key not in self._seconds:
+            self._seconds[key] = _node_seconds(self.setting.graph, self.setting.profiles[rank], number, box)
+        return self._seconds[key]
 
     def _exchange_s(self, group: Group) -> float:
         if not group.sends:
@@ -253,16 +267,17 @@ class Grid:
         channels = setting.graph.nodes[number].channels
         return float(box.area * channels * setting.batch_size * setting.value_bytes)
 
-    def _kept(self, group: Group, tile: int) -> float:
-        share = group.shares[tile]
-        total = sum(
+    def _inner(self, group: Group, tile: int) -> float:
+        return sum(
             self._bytes(number, box) * self.keeps(number) + self._index_bytes(number, box)
-            for number, box in share.computed.items()
+            for number, box in group.shares[tile].computed.items()
         )
+
+    def _kept(self, group: Group, tile: int) -> float:
         # What comes from outside is kept by its own group; where borders were added it is a copy.
-        return total + sum(
+        return self._inner(group, tile) + sum(
             self._bytes(number, box)
-            for number, box in share.needed.items()
+            for number, box in group.shares[tile].needed.items()
             if number == 0 or box.area > self.owned[number][tile].area
         )
 
@@ -299,7 +314,7 @@ class Grid:
         states = every * setting.value_bytes * (2 + setting.optimizer_slots)
         maps = sum(setting.map_bytes(number) for number in after) * part
         return TailPrice(
-            2 * self._handoff_s(end, mode) if after else 0.0,
+            2 * self._handoff_s(end, mode),
             tail_s,
             self._gradients_s(end, summed, part),
             update_s,
@@ -355,6 +370,13 @@ class Grid:
         return max(0.0, free - now)
 
 
+def _node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float]:
+    node = graph.nodes[number]
+    times = profile.layers[node.name]
+    rows = box.area / node.sides[1]
+    return times.forward.at(rows), times.input_gradient.at(rows) + times.weight_gradient.at(rows)
+
+
 def _is_norm(graph: TileGraph, number: int) -> bool:
     return number < len(graph.nodes) and graph.nodes[number].kind == "norm"
 
@@ -386,9 +408,10 @@ def predict(setting: Setting, plan: TilePlan, checkpoint: bool = False, grid: Gr
     }
     memory = [0.0] * setting.num_devices
     for tile, rank in enumerate(plan.devices):
-        kept = [group.kept[tile] for group in groups]
-        held = [group.held[tile] for group in groups]
-        maps = sum(held) + max(kept) if checkpoint else sum(kept)
+        if checkpoint:
+            maps = sum(group.held[tile] for group in groups) + max(group.inner[tile] for group in groups)
+        else:
+            maps = sum(group.kept[tile] for group in groups)
         memory[rank] = tail.memory_bytes[tile] + maps
     predicted = any(profile.predicted for profile in setting.profiles)
     return Prediction(plan, checkpoint, parts, tuple(memory), predicted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from torch import fx
+from torch import Tensor, fx
 
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.profile import LayerWork
@@ -29,8 +29,9 @@ def operation_works(graph: TileGraph, batch_size: int, value_bytes: int = 4) -> 
         if operation.op == "call_module":
             module = graph.traced.get_submodule(str(operation.target))
             weights = sum(p.numel() for p in module.parameters())
-            # Of a convolution and of a dense layer; for a batch norm it is nearly nothing either way.
-            macs_per_pixel = getattr(module, "weight", None).numel() if weights else 0  # type: ignore[union-attr]
+            weight = getattr(module, "weight", None)
+            # Of a convolution and of a dense layer; a batch norm's few operations are its maps' traffic.
+            macs_per_pixel = weight.numel() if isinstance(weight, Tensor) and weight.dim() > 1 else 0
         sources = [numbers[source] for source in operation.all_input_nodes if source in numbers]
         read = sum(prod(graph.shapes[source]) for source in sources)
         works.append(
