@@ -51,9 +51,21 @@ def is_crew_run(out: Path) -> bool:
 
 
 def train_crew(
-    job: Job, out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None
+    job: Job,
+    out: Path,
+    watch: Watch | None = None,
+    progress: ReadingProgress | None = None,
+    *,
+    program: str = "manyhands.crewmate",
 ) -> dict[str, Any]:
     """Runs a job that is split by space on real processes, or goes on with it, and returns its result.
+
+    Args:
+        job: The job.
+        out: The run's folder.
+        watch: Told of every event.
+        progress: Told how far reading the data is.
+        program: The module that each process runs.
 
     Raises:
         JobError: The job is not split by space, or does not fit its network.
@@ -72,6 +84,7 @@ def train_crew(
     names = [device.name for device in ranked(fleet.devices[0])]
     folder.begin(job.to_toml())
     tally = Tally(team.hosts, team.measure)
+    tally.clock = "so far"
 
     def told(event: Facts | None) -> None:
         if event is not None:
@@ -80,7 +93,7 @@ def train_crew(
             watch(job.split.label, job, tally, event)
 
     told(None)
-    with _processes(job, folder, names) as (processes, store):
+    with _processes(job, folder, names, program) as (processes, store):
         _watch_over(processes, store, _Tail(folder.trace, told))
     return conclude(job, material, library, folder, started)
 
@@ -146,7 +159,7 @@ def _group_facts(plan: GroupPlan, events: list[Facts]) -> dict[str, Any]:
 
 @contextmanager
 def _processes(
-    job: Job, folder: RunFolder, names: list[str]
+    job: Job, folder: RunFolder, names: list[str], program: str
 ) -> Iterator[tuple[dict[str, subprocess.Popen[bytes]], dist.TCPStore]]:
     """Starts a process for each device; none is left when the block ends, however that is."""
     logs = folder.path / "logs"
@@ -159,7 +172,7 @@ def _processes(
     processes: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for rank, name in enumerate(names):
-            command = [sys.executable, "-m", "manyhands.crewmate", str(folder.job), "--out", str(folder.path)]
+            command = [sys.executable, "-m", program, str(folder.job), "--out", str(folder.path)]
             command += ["--rank", str(rank), "--master", f"127.0.0.1:{store.port}", "--hosted", "--no-report"]
             with (logs / f"{name}.log").open("ab") as log:
                 processes[name] = subprocess.Popen(

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from manyhands.crew.meeting import Meeting
 from manyhands.crew.member import Duty, Step, serve
+from manyhands.crew.profiling import Timings
 from manyhands.crew.state import Learner
 from manyhands.crew.stepping import make_step
 from manyhands.crewing import conclude
@@ -84,9 +85,12 @@ def _take_part(job: Job, said: argparse.Namespace) -> None:
     learner = Learner(network.architecture, network.first, job.learn)
     graph = read_group_graph(job, learner.module, material.shape)
 
+    timed = Timings(graph, devices[rank].name, job.learn.batch_size)
+
     def form(here: tuple[str, ...], group: dist.ProcessGroup) -> tuple[Step, Facts]:
         left = tuple(device for device in devices if device.name in here)
-        plan = plan_group(job, hand.name, left, graph)
+        profiles, link = timed(here, group) if job.split.tiling.profile == "measured" else (None, None)
+        plan = plan_group(job, hand.name, left, graph, profiles, link)
         seed = derive(job.seed, hand.name, "dropout")
         return make_step(learner, graph, plan, job.split.tiling, group, seed), plan.facts
 

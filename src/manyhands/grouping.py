@@ -201,7 +201,8 @@ def _parts(setting: Setting, prediction: Prediction, names: Sequence[str]) -> di
     starts = sorted({1, *(graph.index(start) for start in plan.group_starts)})
     busy_s = [0.0] * len(names)
     for tile, rank in enumerate(plan.devices):
-        busy_s[rank] = sum(grid.tile_price(first, stop, tile)[0] for first, stop in pairwise([*starts, end]))
+        own = [grid.tile_part(first, stop, tile) for first, stop in pairwise([*starts, end])]
+        busy_s[rank] = sum(part.seconds(setting, setting.profiles[rank]) for part in own)
         busy_s[rank] += prediction.parts["update"]
         if tile == 0 or plan.tail_mode != "one":
             busy_s[rank] += prediction.parts["tail"]

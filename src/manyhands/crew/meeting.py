@@ -173,16 +173,13 @@ class Meeting:
             group = dist.group.WORLD
             assert group is not None
             yield group
-        except RuntimeError as error:
+        except (RuntimeError, RunError) as error:
             # Gloo's errors are RuntimeErrors of many texts, and so are others. Who is left when all have
             # gathered again shows whether a device was gone.
             if self._store_lost is not None:
                 raise RunError(f"the meeting point of the group is gone: {self._store_lost}") from error
             self._add(f"{generation}/broken", 1)
-            where = re.sub(
-                r"^\[\S+\] ", "", _first_line(error)
-            )  # Gloo's own file and line say nothing to a user
-            raise Broken(self.why_broken or f"a connection was lost ({where[:80]})") from error
+            raise Broken(self.why_broken or f"a connection was lost ({_first_line(error)})") from error
         finally:
             with self._lock:
                 self._before = None
@@ -270,7 +267,9 @@ def _reached() -> Iterator[None]:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+    """What an error says, without the place in Gloo's source and its advice to programmers."""
+    said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return re.sub(r"\[/\S+\] |\. This is typically .*", "", said)[:200]
 
 
 def _connections() -> set[int]:

@@ -95,6 +95,7 @@ class Tally:
 
     def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy") -> None:
         self.measure = MEASURES[measure]
+        self.clock = "simulated"  # what kind of seconds these are
         self.seconds = 0.0
         self.round = 0
         self.num_events = 0

@@ -59,6 +59,7 @@ class SpaceSection(Section):
     tail: Literal["auto", "one", "data", "channels"] = "auto"
     checkpoint: Literal["auto", "never", "always"] = "auto"
     wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    profile: Literal["catalogue", "measured"] = "catalogue"
     patience_s: PositiveFloat = 10.0
 
 
