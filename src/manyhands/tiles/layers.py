@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from manyhands.tiles.geometry import Window
 
-__all__ = ["HOOKS", "Layer", "NotTiled", "describe"]
+__all__ = ["HOOKS", "Layer", "NotTiled", "describe", "overwrites"]
 
 Kind = Literal["conv", "maxpool", "avgpool", "norm", "pointwise", "dropout", "cat", "unshuffle", "reshape"]
 Shapes = Mapping[fx.Node, tuple[int, ...]]
@@ -243,15 +243,21 @@ def _reshape(node: fx.Node, shapes: Shapes) -> Layer:
     return Layer("reshape", (source,))
 
 
+def overwrites(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether an operation writes its result over its first input."""
+    if node.op == "call_module":
+        return bool(getattr(traced.get_submodule(str(node.target)), "inplace", False))
+    if node.target in IN_PLACE or node.kwargs.get("inplace"):
+        return True
+    return (
+        node.op == "call_function" and callable(node.target) and _inplace_by_position(node.target, node.args)
+    )
+
+
 def _check_in_place(traced: fx.GraphModule, node: fx.Node) -> None:
     """What is overwritten must have no other reader, who would see it before or after by the order alone."""
-    overwrites = node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
-    if node.op == "call_module":
-        overwrites = bool(getattr(traced.get_submodule(str(node.target)), "inplace", False))
-    if node.op == "call_function" and not overwrites and callable(node.target):
-        overwrites = _inplace_by_position(node.target, node.args)
     first = node.args[0] if node.args else None
-    if overwrites and isinstance(first, fx.Node) and (len(first.users) > 1 or first.op == "placeholder"):
+    if overwrites(traced, node) and isinstance(first, fx.Node) and len(first.users) > 1:
         raise NotTiled("overwrites its input, which others read")
 
 
