@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from manyhands.errors import RunError
 from manyhands.models import ModelSection, build
-from manyhands.tiles import TilePlan, tile
+from manyhands.models.yolov2 import VOC_ANCHORS
+from manyhands.models.yolov2_loss import yolo_loss
+from manyhands.tiles import TiledModule, TilePlan, tile
 
 Spec = dict[str, Any]
 
@@ -19,7 +23,9 @@ def make_network(spec: Spec) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(spec["seed"])
         if "family" in spec:
-            section = ModelSection(name=spec["family"], size=spec.get("size"), options=spec.get("options", {}))
+            section = ModelSection(
+                name=spec["family"], size=spec.get("size"), options=spec.get("options", {})
+            )
             network = build(section, spec["shape"], spec.get("num_classes", 5), seed=spec["seed"])
         else:
             network = Drawn(spec["layers"], spec["shape"], spec.get("head", 0))
@@ -50,7 +56,10 @@ class Drawn(nn.Module):
     def __init__(self, layers: list[tuple[str, int, dict[str, Any]]], shape: tuple[int, int, int], head: int):
         super().__init__()
         self.plan = [(kind, source) for kind, source, _ in layers]
-        self.layers = nn.ModuleList(getattr(nn, kind)(**given) if kind not in ("add", "cat") else nn.Identity() for kind, _, given in layers)
+        self.layers = nn.ModuleList(
+            getattr(nn, kind)(**given) if kind not in ("add", "cat") else nn.Identity()
+            for kind, _, given in layers
+        )
         self.head = None
         if head:
             self.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(7), nn.ReLU(), nn.Linear(7, head))
@@ -60,13 +69,14 @@ class Drawn(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         made = [x]
         for (kind, source), layer in zip(self.plan, self.layers, strict=True):
-            if kind == "add":
-                made.append(made[-1] + made[source])
-            elif kind == "cat":
-                made.append(torch.cat((made[-1], made[source]), 1))
-            else:
-                made.append(layer(made[-1]))
+            made.append(self.join(kind, made[-1], made[source], layer))
         return made[-1] if self.head is None else self.head(made[-1])
+
+    @staticmethod
+    def join(kind: str, x: Tensor, other: Tensor, layer: nn.Module) -> Tensor:
+        if kind == "add":
+            return x + other
+        return torch.cat((x, other), 1) if kind == "cat" else layer(x)
 
 
 def one_device(spec: Spec) -> dict[str, Tensor]:
@@ -83,7 +93,7 @@ def tiled_step(rank: int, group: Any, spec: Spec, plan: TilePlan, options: dict[
     network = make_network(spec).train(spec.get("training", True))
     tiled = tile(network, plan, group, **options)
     tiled.train(spec.get("training", True))
-    images = make_images(spec).requires_grad_()
+    images = make_images(spec | {"shape": spec.get("given", spec["shape"])}).requires_grad_()
     output = tiled(images)
     share = tiled.share(spec["batch"])
     weights = make_weights(output, spec)[share]
@@ -94,6 +104,7 @@ def tiled_step(rank: int, group: Any, spec: Spec, plan: TilePlan, options: dict[
     for tensor in facts.values():
         digest.update(tensor.contiguous().numpy().tobytes())
     found: dict[str, Any] = {"share": (share.start, share.stop), "digest": digest.hexdigest()}
+    found["rounded"] = [f"{float(tensor.abs().sum()):.9g}" for tensor in facts.values()]
     if rank == 0 or share.stop > share.start:
         wanted = one_device(spec)
         found["off"] = {"output": off(output.detach(), wanted.pop("output")[share])}
@@ -105,6 +116,70 @@ def tiled_step(rank: int, group: Any, spec: Spec, plan: TilePlan, options: dict[
                 least = 1e-3 * largest if name.startswith("gradient") else 0.0
                 found["off"][name] = off(facts[name], tensor, least)
     return found
+
+
+def hold_and_halve(rank: int, group: Any, spec: Spec, plan: TilePlan) -> dict[str, Any]:
+    """A batch in two passes against one, gradients in bfloat16 against whole ones, and a forgotten call."""
+    images, targets = make_images(spec), torch.arange(spec["batch"]) % 5
+
+    def go(tiled: TiledModule, part: slice) -> None:
+        tiled.loss(nn.functional.cross_entropy, tiled(images[part]), targets[part]).backward()
+
+    whole, halves, rounded = (make_network(spec) for _ in range(3))
+    tiled = tile(whole, plan, group)
+    go(tiled, slice(None))
+    try:
+        tiled(images)
+    except RunError as error:
+        refused = str(error)
+    tiled.synchronise()
+    tiled = tile(halves, plan, group)
+    half = spec["batch"] // 2
+    with tiled.no_sync():
+        go(tiled, slice(half))
+    go(tiled, slice(half, None))
+    tiled.synchronise()
+    tiled = tile(rounded, plan, group, wire_dtype=torch.bfloat16)
+    go(tiled, slice(None))
+    tiled.synchronise()
+    triples = list(zip(whole.parameters(), halves.parameters(), rounded.parameters(), strict=True))
+    return {
+        "two halves": max(off(b.grad / 2, a.grad) for a, b, _ in triples),
+        "rounded": max(off(c.grad, a.grad) for a, _, c in triples),
+        "refused": refused,
+    }
+
+
+def follow(rank: int, group: Any, spec: Spec, plan: TilePlan, num_steps: int) -> float:
+    """Trains a detector in tiles and, on the same rank, by itself; how far the losses came apart."""
+    network = make_network(spec)
+    alone = copy.deepcopy(network)
+    tiled = tile(network, plan, group)
+    optimizers = [torch.optim.SGD(n.parameters(), 1e-3, momentum=0.9) for n in (network, alone)]
+    images = make_images(spec)
+    truths = [torch.tensor([[n % 3, 0.3 + 0.1 * n, 0.6, 0.3, 0.4]]) for n in range(spec["batch"])]
+
+    def criterion(output: Tensor, wanted: list[Tensor]) -> Tensor:
+        return yolo_loss(output, wanted, VOC_ANCHORS).total
+
+    worst = 0.0
+    for _ in range(num_steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = tiled.loss(criterion, tiled(images), truths)
+        loss.backward()
+        tiled.synchronise()
+        single = criterion(alone(images), truths)
+        single.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        worst = max(worst, abs(float(tiled.total(loss)) / float(single) - 1))
+    return worst
+
+
+def lose_one(rank: int, group: Any, spec: Spec, plan: TilePlan, other: TilePlan) -> None:
+    """Ranks that were given different plans."""
+    tile(make_network(spec), other if rank else plan, group)
 
 
 def off(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:

@@ -1,7 +1,7 @@
 """One network over several devices, each computing a tile of every map, exactly as one device would.
 
-`read_graph` reads a network, a `TilePlan` says how it is cut, `regions` works out who needs what from whom, and
-`tile` hands back a module that computes it over `torch.distributed`.
+`read_graph` reads a network, a `TilePlan` says how it is cut, `regions` works out who needs what from whom,
+and `tile` hands back a module that computes it over `torch.distributed`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Activations whose gradient can be told from their output, so that it may stand in the place of the input."""
+"""Activations whose gradient can be told from their output, so that it may stand in their input's place."""
 
 from __future__ import annotations
 

@@ -1,14 +1,16 @@
 """The way back through a group of nodes, for one tile.
 
-A tile begins with the gradient of what it owns and goes back through all that it computed. Pixels that several
-tiles computed so have parts of their gradient in several places; at the beginning of the group these go home to
-the owner of the pixel, who adds them up. Gradients of weights are put off until a message is waited for.
+A tile begins with the gradient of what it owns and goes back through all that it computed. Pixels that
+several tiles computed so have parts of their gradient in several places; at the beginning of the group these
+go home to the owner of the pixel, who adds them up. Gradients of weights are put off until a message is
+waited for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -117,10 +119,10 @@ def _conv(step: Step, number: int, gradient: Gradient) -> None:
     def weights() -> None:
         _, dw, db = back(inputs=False, weight=weight, bias=bias)
         if dw is not None:
-            step.reducer.add(module.weight, dw)
+            step.reducer.add(cast(nn.Parameter, module.weight), dw)
         if db is not None:
             assert module.bias is not None
-            step.reducer.add(module.bias, db)
+            step.reducer.add(cast(nn.Parameter, module.bias), db)
         if gradient.pooled is not None:
             step.pool.give(gradient.pooled)
 
@@ -227,7 +229,10 @@ def _norm_weights(step: Step, number: int, local: Tensor, total: Tensor) -> None
     by_x, plain = (total if summed else local).chunk(2)
     for parameter, found in ((module.weight, by_x), (module.bias, plain)):
         if parameter is not None and parameter.requires_grad:
-            step.reducer.add(parameter, found, summed=summed)
+            if summed:
+                step.reducer.add(parameter, found, summed=True)
+            else:  # in line with the convolutions', since all ranks must send in the same order
+                step.later(partial(step.reducer.add, parameter, found))
 
 
 def _pointwise(step: Step, number: int, gradient: Gradient) -> None:
@@ -288,7 +293,7 @@ def _cat(step: Step, number: int, gradient: Gradient) -> None:
     if node.options["dim"] != 1 or gradient.part.data.dim() != 4:
         _by_autograd(step, number, gradient)
         return
-    pieces = gradient.part.data.split(step.saved.pop(number), 1)
+    pieces = torch.split(gradient.part.data, step.saved.pop(number), 1)
     for source, piece in zip(node.inputs, pieces, strict=True):
         step.hand_back(source, Part(gradient.part.box, piece), ours=gradient.ours)
 

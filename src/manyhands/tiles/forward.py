@@ -267,7 +267,9 @@ def _cat(step: Step, number: int) -> None:
         _by_autograd(step, number, lambda *tensors: torch.cat(tensors, node.options["dim"]), inputs)
         return
     made = step.framed(number, inputs[0])
-    for tensor, place in zip(inputs, made.view(box).split([t.shape[1] for t in inputs], 1), strict=True):
+    for tensor, place in zip(
+        inputs, torch.split(made.view(box), [t.shape[1] for t in inputs], 1), strict=True
+    ):
         place.copy_(tensor)
     step.saved[number] = [t.shape[1] for t in inputs]
     step.keep(number, made)
@@ -292,7 +294,7 @@ def _reshape(step: Step, number: int) -> None:
 def _by_autograd(
     step: Step, number: int, call: Callable[..., Tensor], inputs: list[Tensor], seen: Box | None = None
 ) -> None:
-    """An operation without a way back of its own here: torch is asked for it, on a graph of this node alone."""
+    """An operation without a way back of its own here: torch keeps one, on a graph of this node alone."""
     leaves = [tensor.detach().requires_grad_() for tensor in inputs]
     with torch.enable_grad():
         y = call(*leaves)
@@ -311,7 +313,7 @@ def _keep_framed(step: Step, number: int, y: Tensor) -> None:
 
 
 def _pool_sight(node: Node, box: Box, sides: tuple[int, int]) -> tuple[Box, tuple[int, int], list[int]]:
-    """What a max-pooling sees, the padding it adds by itself, and what must be added for it (as `F.pad` has it)."""
+    """What a max-pooling sees, the padding it adds by itself, and what must be added before (by `F.pad`)."""
     assert node.windows is not None
     rows, cols = (w.pads(part, side) for w, part, side in zip(node.windows, box, sides, strict=True))
     alike = all(

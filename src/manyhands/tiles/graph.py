@@ -78,7 +78,8 @@ class TileGraph:
     Attributes:
         nodes: Those that can be tiled, in the order in which they run; node 0 is the network's input.
         names: Of all operations, the input first, those after `end` too.
-        readers_of: For each operation, which later ones read it; ``len(names)`` stands for the network's output.
+        readers_of: For each operation, which later ones read it; ``len(names)`` stands for the network's
+            output.
         end: The first that cannot be tiled; ``len(names)`` if all can.
         reason: Why not.
         output_shape: Shape of what the network gives, without the batch.

@@ -1,8 +1,7 @@
-"""Dropout masks that depend on nothing but the seed, the step, the layer and a number's place in the whole map.
+"""Dropout masks that depend on the seed, the step, the layer and a number's place in the whole map alone.
 
 Tiles that compute the same pixel drop the same numbers of it, and so does a single device. Places are hashed
-in 32 bits held by 64 (a finaliser found by search, with a bias below a thousandth of a bit), since integers that
-overflow are not the same on every device.
+in 32 bits held by 64, since integers that overflow are not the same on every device.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`tile`: hands back a module that computes its part of a network, together with the same module elsewhere."""
+"""`tile`: hands back a module that computes its part of a network, together with its like elsewhere."""
 
 from __future__ import annotations
 
@@ -41,14 +41,16 @@ def tile(
 ) -> TiledModule:
     """Wraps a network so that the ranks of a process group compute it together, as one device would.
 
-    Every rank calls it with the same network and plan. The weights are those of the group's first rank afterwards.
+    Every rank calls it with the same network and plan. The weights are those of the group's first rank
+    afterwards.
 
     Args:
-        module: Any network of which the plan's layers can be computed in tiles; it is not changed, and keeps the
-            parameters that are trained.
+        module: Any network of which the plan's layers can be computed in tiles; it is not changed, and keeps
+            the parameters that are trained.
         plan: How it is cut.
         group: The ranks; all, if not given.
-        checkpoint: Keep only what crosses groups, and compute the rest again on the way back, without messages.
+        checkpoint: Keep only what crosses groups, and compute the rest again on the way back, without
+            messages.
         wire_dtype: A smaller type for gradients of weights on their way, such as `torch.bfloat16`.
         seed: Of dropout.
 
@@ -125,7 +127,7 @@ class TiledModule(nn.Module):
                     "tile group: call synchronise() between backward() and the next forward pass, or go back "
                     "within no_sync()"
                 )
-            output: Tensor = _Together.apply(self, images, self._anchor)
+            output: Tensor = _Together.apply(self, images, self._anchor)  # type: ignore[no-untyped-call]
             return output
         part = self._part(images)
         step = self._step(part)
@@ -193,8 +195,8 @@ class TiledModule(nn.Module):
         for tile_, other in self.peers.share(mine).wait().items():
             if not torch.equal(mine, other):
                 raise RunError(
-                    f"tile group: tile {tile_} has another plan or network than tile {self.peers.tile}; call tile() "
-                    "with the same on every rank"
+                    f"tile group: tile {tile_} has another plan or network than tile {self.peers.tile}; "
+                    "call tile() with the same on every rank"
                 )
 
     def _part(self, images: Tensor) -> Tensor:

@@ -1,9 +1,10 @@
 """Batch normalisation over all tiles: sums over owned pixels only, the same bits on every device.
 
-Forward, each tile says the mean and the summed squares of its own pixels, and what is merged from them (Chan et
-al. 1979) is what one device would have found. Backward, the gradient of the statistics needs Σdy and Σdy·x̂ over
-all tiles; since tiles that compute the same pixel each hold a part of its gradient, these are summed over all
-that a tile computed. What flows back through the statistics is added once a pixel, by its owner.
+Forward, each tile says the mean and the summed squares of its own pixels, and what is merged from them (Chan
+et al. 1979) is what one device would have found. Backward, the gradient of the statistics needs Σdy and
+Σdy·x̂ over all tiles; since tiles that compute the same pixel each hold a part of its gradient, these are
+summed over all that a tile computed. What flows back through the statistics is added once a pixel, by its
+owner.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _aten: Any = torch.ops.aten
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of each channel: mean, 1/deviation, and the line y = scale·x + shift that they make; pixels behind them.
+    """Of each channel: mean, 1/deviation, and the line y = scale·x + shift that they make; pixels behind it.
 
     `count` is 0 where they are the running ones, which have no gradient.
     """
@@ -51,7 +52,7 @@ def local_moments(x: Tensor) -> Tensor:
     """Means and summed squared deviations of a tile's own pixels, one after the other."""
     if not _dense(x) and x.shape[0] > 1:
         # Rows of one example lie side by side in memory, those of several do not.
-        parts = [local_moments(example) for example in x.split(1)]
+        parts = [local_moments(example) for example in torch.split(x, 1)]
         pixels = x.shape[2] * x.shape[3]
         mean, variance = _merged(parts, [pixels] * len(parts))
         return torch.cat((mean, variance * pixels * len(parts))).to(x.dtype)
@@ -101,7 +102,8 @@ def gradient_sums(gradient: Tensor, x: Tensor, statistics: Statistics) -> Tensor
 def through_statistics(statistics: Statistics, sums: Tensor) -> tuple[Tensor, Tensor]:
     """What flows back through the statistics, as a line of the layer's input: factor and constant."""
     by_x, plain = sums.double().chunk(2)
-    scale, invstd, mean = (t.double().view(-1) for t in (statistics.scale, statistics.invstd, statistics.mean))
+    found = (statistics.scale, statistics.invstd, statistics.mean)
+    scale, invstd, mean = (tensor.double().view(-1) for tensor in found)
     factor = -scale * invstd * by_x / statistics.count
     constant = -scale * plain / statistics.count - factor * mean
     return factor.to(sums.dtype).view(-1, 1, 1), constant.to(sums.dtype).view(-1, 1, 1)

@@ -1,7 +1,7 @@
 """Words between the devices of a tile group, over `torch.distributed`.
 
-Tiles are numbered as in the plan and ranks as in the process group; here alone the two are translated. Small sums
-are sent by everybody to everybody and added in the order of tiles, so that all have the same bits.
+Tiles are numbered as in the plan and ranks as in the process group; here alone the two are translated. Small
+sums are sent by everybody to everybody and added in the order of tiles, so that all have the same bits.
 """
 
 from __future__ import annotations

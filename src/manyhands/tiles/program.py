@@ -1,4 +1,4 @@
-"""A plan, made ready for one tile: boxes, memory layouts and message lists that are the same in every step."""
+"""A plan, made ready for one tile: boxes, layouts and message lists that are the same in every step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class Program:
         regions: Who owns, needs and computes what.
         tile: Which tile this is.
         box: Node -> what this tile computes of it; of the input, what it is given.
-        extent: Node -> the same with a frame of zeros, where its reader is a convolution that pads only one side.
+        extent: Node -> the same with a frame of zeros, where its reader is a convolution that pads only one
+            side.
         acts: Node -> the activation it is.
         norm_acts: Batch norm -> the activation that is computed with it.
         sends: For each group, tile -> pieces that it is sent.
@@ -93,11 +94,12 @@ def call_again(program: Program, number: int, tensors: Sequence[Tensor]) -> Tens
     args: Any = fx.map_arg(operation.args, lambda node: by_node[node])
     kwargs: Any = fx.map_arg(operation.kwargs, lambda node: by_node[node])
     if operation.op == "call_method":
-        result = getattr(args[0], str(operation.target))(*args[1:], **kwargs)
-        return result
-    target: Any = operation.target
-    result = target(*args, **kwargs)
-    return result
+        called: Any = getattr(args[0], str(operation.target))(*args[1:], **kwargs)
+    else:
+        target: Any = operation.target
+        called = target(*args, **kwargs)
+    assert isinstance(called, Tensor)
+    return called
 
 
 def conv_sight(node: Node, box: Box, sides: tuple[int, int]) -> tuple[Box, tuple[int, int]]:
@@ -150,7 +152,7 @@ def _pieces(group: Group, tile: int, *, outgoing: bool) -> dict[int, tuple[Piece
 
 
 def _first_norm(graph: TileGraph, group: Group) -> int | None:
-    """The group's first node if it is a batch norm, the only reader of the only map that the group imports."""
+    """The group's first node if it is a batch norm, the only one to read the only map that is imported."""
     node = graph.nodes[group.first]
     if node.kind != "norm" or group.imports != node.inputs or node.inputs == (0,):
         return None

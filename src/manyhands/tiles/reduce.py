@@ -1,8 +1,8 @@
 """Gradients of weights, summed over the tiles while the way back goes on.
 
-A large gradient is on its way as soon as it is known, small ones travel together at the end. `finish` waits for
-them and adds them to the parameters' own. Under `holding` they are only added up here, for the next backward pass
-that is not: several passes, one exchange.
+A large gradient is on its way as soon as it is known, small ones travel together at the end. `finish` waits
+for them and adds them to the parameters' own. Under `holding` they are only added up here, for the next
+backward pass that is not: several passes, one exchange.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Reducer:
 
     Args:
         peers: The tiles.
-        wire_dtype: The type in which gradients travel, if not their own. What everybody adds up are the rounded
-            ones, so that all still have the same.
+        wire_dtype: The type in which gradients travel, if not their own. What everybody adds up are the
+            rounded ones, so that all still have the same.
     """
 
     def __init__(self, peers: Peers, wire_dtype: torch.dtype | None) -> None:
@@ -50,11 +50,12 @@ class Reducer:
         self._summed: list[tuple[nn.Parameter, Tensor]] = []
         self._small: list[tuple[nn.Parameter, Tensor]] = []
         self._flights: list[_Flight] = []
+        self._is_waiting = False
 
     @property
     def unfinished(self) -> bool:
         """Whether there are gradients that no parameter has yet."""
-        return bool(self._summed or self._small or self._flights)
+        return self._is_waiting
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -80,7 +81,8 @@ class Reducer:
             self._launch([(parameter, gradient)])
 
     def flush(self) -> None:
-        """Sends what was waiting for company."""
+        """Sends what was waiting for company; called at the end of a pass that is not held."""
+        self._is_waiting = True
         small, self._small = self._small, []
         if small:
             self._launch(small)
@@ -91,6 +93,7 @@ class Reducer:
         summed, self._summed = self._summed, []
         for parameter, gradient in summed:
             _accumulate(parameter, gradient.view_as(parameter))
+        self._is_waiting = False
         flights, self._flights = self._flights, []
         for flight in flights:
             flat = self._landed(flight)
@@ -109,6 +112,7 @@ class Reducer:
         """Drops everything, after a pass that failed."""
         self.held.clear()
         self._summed, self._small, self._flights = [], [], []
+        self._is_waiting = False
 
     def _launch(self, gradients: list[tuple[nn.Parameter, Tensor]]) -> None:
         flat = (

@@ -5,6 +5,7 @@ A stand-in keeps the original module and its parameters; only what is computed a
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -95,7 +96,7 @@ class _Norm(nn.Module):
             result: Tensor = norm(x)
             return result
         wide = x if x.dim() == 4 else x.reshape(*x.shape[:2], -1, 1)
-        y: Tensor = _SharedNorm.apply(wide, norm.weight, norm.bias, norm, self.passing)
+        y: Tensor = _SharedNorm.apply(wide, norm.weight, norm.bias, norm, self.passing)  # type: ignore[no-untyped-call]
         return y.reshape(x.shape)
 
 
@@ -134,7 +135,7 @@ class _Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         original = self.original
         assert isinstance(original, nn.Linear)
-        y: Tensor = _SharedLinear.apply(x, original.weight, original.bias, self.passing.peers)
+        y: Tensor = _SharedLinear.apply(x, original.weight, original.bias, self.passing.peers)  # type: ignore[no-untyped-call]
         return y
 
 
@@ -142,7 +143,7 @@ class _SharedLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, peers: Peers) -> Tensor:
         cuts = scale_cuts([1] * len(peers.devices), weight.shape[0])
-        sizes = [b - a for a, b in zip(cuts, cuts[1:], strict=False)]
+        sizes = [b - a for a, b in pairwise(cuts)]
         rows = slice(cuts[peers.tile], cuts[peers.tile + 1])
         mine = F.linear(x, weight[rows], None if bias is None else bias[rows])
         lines = mine.numel() // max(1, sizes[peers.tile]) if sizes[peers.tile] else x.numel() // x.shape[-1]

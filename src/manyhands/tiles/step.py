@@ -163,7 +163,7 @@ class Step:
         self._done.append(group)
 
     def want(self, *, images: bool) -> None:
-        """Finds out whose gradients are wanted: parameters that are trained, and all that comes after them."""
+        """Finds out whose gradients are wanted: of all that comes after something that is trained."""
         nodes = self.program.graph.nodes
         self.has_way_back = True
         self.wanted = {0: images}

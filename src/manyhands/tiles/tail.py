@@ -1,7 +1,7 @@
 """The layers after the tiled part, and the way of maps from tiles to them and of gradients back.
 
-By ``data`` every device computes them for some of the examples, by ``one`` the first tile's device for all. By
-``channels`` every device has all examples, and the rows of each dense layer are shared out.
+By ``data`` every device computes them for some of the examples, by ``one`` the first tile's device for all.
+By ``channels`` every device has all examples, and the rows of each dense layer are shared out.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class Tail:
         learning = any(norm.training for norm in self.norms)
         if self.mode == "data" and learning and min(self.passing.counts) == 0:
             raise RunError(
-                f"tile group: a batch of {batch_size} leaves a device without an example for the batch norms of the "
-                'tail; take a larger batch or the tail mode "one"'
+                f"tile group: a batch of {batch_size} leaves a device without an example for the batch norms "
+                'of the tail; take a larger batch or the tail mode "one"'
             )
         inputs = [whole.detach().requires_grad_(keep) for whole in wholes]
         if count == 0:
@@ -161,7 +161,7 @@ class Tail:
 
 
 def _network(program: Program, mode: TailMode, passing: Pass) -> fx.GraphModule:
-    """The operations from the hand-off on as a network; its modules are the original's or stand in for them."""
+    """The operations from the hand-off on as a network; its modules are the original's or stand-ins."""
     traced, end = program.graph.traced, program.regions.end
     graph = fx.Graph()
     copied: dict[fx.Node, fx.Node] = {}
