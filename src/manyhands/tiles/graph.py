@@ -82,6 +82,7 @@ class TileGraph:
         readers_of: For each operation, which later ones read it; ``len(names)`` stands for the network's output.
         end: The first that cannot be tiled; ``len(names)`` if all can.
         reason: Why not.
+        output_shape: Shape of what the network gives, without the batch.
         traced: The network as torch.fx sees it; its modules are the network's own.
     """
 
@@ -91,6 +92,7 @@ class TileGraph:
     readers_of: tuple[tuple[int, ...], ...]
     end: int
     reason: str
+    output_shape: tuple[int, ...]
     traced: fx.GraphModule = field(repr=False, compare=False)
 
     @cached_property
@@ -154,7 +156,7 @@ def read_graph(module: nn.Module, shape: tuple[int, int, int]) -> TileGraph:
         nodes.append(_node(layer, operation, names[number], numbers, shapes[operation]))
     readers = tuple(tuple(sorted(numbers[u] for u in n.users if u in numbers)) for n in operations)
     found = tuple(shapes[operation] for operation in operations)
-    return TileGraph(tuple(nodes), names, found, readers, len(nodes), reason, traced)
+    return TileGraph(tuple(nodes), names, found, readers, len(nodes), reason, shapes[output.args[0]], traced)
 
 
 def _node(
