@@ -42,7 +42,7 @@ __all__ = ["conclude", "is_crew_run", "train_crew"]
 
 MARK = "crew.json"
 POLL_S = 0.1
-POLITE_S = 5.0
+POLITE_S = 3.0
 
 
 def is_crew_run(out: Path) -> bool:
@@ -176,7 +176,12 @@ def _processes(
             command += ["--rank", str(rank), "--master", f"127.0.0.1:{store.port}", "--hosted", "--no-report"]
             with (logs / f"{name}.log").open("ab") as log:
                 processes[name] = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env=environment,
+                    start_new_session=True,  # Ctrl-C is for this process, which then ends the others
                 )
         who = {name: process.pid for name, process in processes.items()}
         write_atomically(folder.path / MARK, json.dumps({"processes": who}) + "\n")
@@ -216,7 +221,6 @@ def _watch_over(processes: dict[str, subprocess.Popen[bytes]], store: dist.TCPSt
         if any(process.returncode == 0 for process in processes.values()) and store.check(["done"]):
             break
         if len(ended) == len(processes):
-            name, process = next(iter(processes.items()))
             raise RunError(f"no device is left: {_last_words(processes, tail)}")
         pause.wait(POLL_S)
     tail.read()

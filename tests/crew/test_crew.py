@@ -111,7 +111,7 @@ def test_a_run_whose_devices_were_all_killed_goes_on_from_its_last_step(
 
 
 def test_torchrun_starts_a_crew_as_well(crew_job: MakeJob, tmp_path: Path) -> None:
-    job = crew_job(changes=("exchange.rounds=1",))
+    job = crew_job(changes=("exchange.rounds=1", "split.space.profile=measured"))
     (tmp_path / "job.toml").write_text(job.to_toml())
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
@@ -122,6 +122,8 @@ def test_torchrun_starts_a_crew_as_well(crew_job: MakeJob, tmp_path: Path) -> No
     assert result is not None
     assert (result["engine"], result["complete"], result["rounds"]) == ("live", True, 1)
     assert steps_of(tmp_path / "run") == list(range(1, 7))
+    assert result["groups"][0]["measured_profile"]
+    assert result["groups"][0]["step_seconds"] > 0
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ GROUP_TIMEOUT = timedelta(hours=12)
 START_S = 300.0
 """How long the first of a crew waits for the last to come."""
 
-DONE = "done"
+DONE, LEFT = "done", "left"
 
 
 class Broken(RunError):
@@ -104,6 +104,7 @@ class Meeting:
         self._set(f"{generation}/here/{self._name}", "1")
         while not self._has(roster_key):
             if self._has(DONE):
+                self._add(LEFT, 1)
                 return ()
             here = [name for name in among if self._has(f"{generation}/here/{name}")]
             missing = set(among) - set(here)
@@ -133,9 +134,12 @@ class Meeting:
                 raise RuntimeError("another device broke off")
             self._stop.wait(PAUSE_S)
 
-    def say_done(self) -> None:
-        """Lets the others go home."""
+    def say_done(self, num_others: int) -> None:
+        """Lets the others go home, and waits until they know: the store may end with this process."""
         self._set(DONE, "1")
+        began_s = wall_seconds()
+        while self._add(LEFT, 0) < num_others and wall_seconds() - began_s < self._patience_s:
+            self._stop.wait(PAUSE_S)
 
     def wait_done(self, leader: str) -> bool:
         """Waits for the leader to finish; False if it is gone instead."""
@@ -145,6 +149,7 @@ class Meeting:
             if lost and not self._has(DONE):
                 return False
             self._stop.wait(PAUSE_S)
+        self._add(LEFT, 1)
         return True
 
     # The group.

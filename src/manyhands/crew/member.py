@@ -89,7 +89,7 @@ def serve(duty: Duty, meeting: Meeting, everyone: tuple[str, ...]) -> bool:
                     meeting.part(generation, here)
                 if here[0] == duty.name:
                     _finish(duty, log)
-                    meeting.say_done()
+                    meeting.say_done(len(here) - 1)
                     return True
             except Broken as error:
                 cause = str(error)
