@@ -319,7 +319,7 @@ def type_name(value: Any) -> str:
     return (names | {list: "list", dict: "object"})[type(value)]
 
 
-@pytest.mark.parametrize("way", ["synchronous", "asynchronous", "isolated", "neighbours", "task"])
+@pytest.mark.parametrize("way", ["synchronous", "asynchronous", "isolated", "neighbours", "task", "space"])
 def test_the_result_page_names_every_key_and_every_event(
     small_job: Callable[..., Job], tmp_path: Path, way: str
 ) -> None:
@@ -329,6 +329,8 @@ def test_the_result_page_names_every_key_and_every_event(
     elif way == "task":
         changes["split"] = {"by": "task", "task": {"part": 0.2}}
         changes["exchange"] |= {"mode": "neighbours", "consensus": "ring"}
+    elif way == "space":
+        changes = {"split": {"by": "space"}}
     else:
         changes["exchange"]["mode"] = way
     check_result(train(small_job(**changes), tmp_path))
@@ -354,6 +356,8 @@ def check_result(result: dict[str, Any]) -> None:
         check_against("A point of a curve", point)
     for event in result["events"]:
         check_against("A notable event", event)
+    for group in result["groups"]:
+        check_against("A tile group", group)
 
 
 def test_the_result_page_names_every_key_of_a_comparison(
@@ -405,7 +409,7 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for name in ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement"):
+    for name in ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement", "space-use"):
         page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):

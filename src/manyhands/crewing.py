@@ -20,7 +20,7 @@ from statistics import median
 from typing import Any
 
 import psutil
-import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has them, but not for type checkers
 
 from manyhands.crew.meeting import say_gone
 from manyhands.data import Progress as ReadingProgress
@@ -160,12 +160,12 @@ def _group_facts(plan: GroupPlan, events: list[Facts]) -> dict[str, Any]:
 @contextmanager
 def _processes(
     job: Job, folder: RunFolder, names: list[str], program: str
-) -> Iterator[tuple[dict[str, subprocess.Popen[bytes]], dist.TCPStore]]:
+) -> Iterator[tuple[dict[str, subprocess.Popen[bytes]], TCPStore]]:
     """Starts a process for each device; none is left when the block ends, however that is."""
     logs = folder.path / "logs"
     logs.mkdir(exist_ok=True)
     write_atomically(folder.path / MARK, "{}\n")  # from now on it is known what kind of run this is
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = os.environ | {"OMP_NUM_THREADS": str(job.run.threads)} | _loopback()
     # So that [model] name = "own_model:make" finds what the parent finds.
     environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -208,7 +208,7 @@ def _end(processes: list[subprocess.Popen[bytes]]) -> None:
             process.wait()
 
 
-def _watch_over(processes: dict[str, subprocess.Popen[bytes]], store: dist.TCPStore, tail: _Tail) -> None:
+def _watch_over(processes: dict[str, subprocess.Popen[bytes]], store: TCPStore, tail: _Tail) -> None:
     """Waits until the run is done, telling the others of each process that ends."""
     ended: set[str] = set()
     pause = threading.Event()

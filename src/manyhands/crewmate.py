@@ -14,7 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore  # torch.distributed has them, but not for type checkers
 
+from manyhands.blocks import Weights
 from manyhands.crew.meeting import Meeting
 from manyhands.crew.member import Duty, Step, serve
 from manyhands.crew.profiling import Timings
@@ -104,7 +106,7 @@ def _take_part(job: Job, said: argparse.Namespace) -> None:
         phase.batches,
         phase.flops,
         form,
-        lambda: looker.work(architecture, lambda: learner.weights, "cpu").run().facts,
+        lambda: looker.work(architecture, lambda: Weights(learner.weights), "cpu").run().facts,
         team.measure,
     )
     everyone = tuple(device.name for device in devices)
@@ -130,7 +132,7 @@ def _rank(said: argparse.Namespace, num_devices: int) -> int:
     return int(text)
 
 
-def _store(said: argparse.Namespace, rank: int) -> dist.TCPStore:
+def _store(said: argparse.Namespace, rank: int) -> TCPStore:
     """The meeting point: torchrun's, the one that is named, or, of several hosts, that of rank 0."""
     if said.master is not None:
         host, _, port = said.master.rpartition(":")
@@ -142,7 +144,7 @@ def _store(said: argparse.Namespace, rank: int) -> dist.TCPStore:
         raise JobError("--master", said.master, "must read HOST:PORT, for example 192.168.1.20:29400")
     serves = rank == 0 and not hosted
     try:
-        return dist.TCPStore(host, int(port), is_master=serves, timeout=JOIN_TIMEOUT, wait_for_workers=False)
+        return TCPStore(host, int(port), is_master=serves, timeout=JOIN_TIMEOUT, wait_for_workers=False)
     except RuntimeError as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise JobError("--master", f"{host}:{port}", f"cannot be reached: {reason}") from error

@@ -19,6 +19,11 @@ from datetime import timedelta
 
 import psutil
 import torch.distributed as dist
+from torch._C._distributed_c10d import (  # torch.distributed has them, but not for type checkers
+    PrefixStore,
+    Store,
+    TCPStore,
+)
 
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import RunError
@@ -38,7 +43,7 @@ class Broken(RunError):
     """The group cannot go on as it is: a device is gone."""
 
 
-def say_gone(store: dist.Store, name: str) -> None:
+def say_gone(store: Store, name: str) -> None:
     """Says at the store that a device's process has ended, for those who would wait for its heartbeat."""
     store.set(f"gone/{name}", b"1")
 
@@ -53,7 +58,7 @@ class Meeting:
         patience_s: How long a device may be silent.
     """
 
-    def __init__(self, store: dist.TCPStore, name: str, everyone: Sequence[str], patience_s: float) -> None:
+    def __init__(self, store: TCPStore, name: str, everyone: Sequence[str], patience_s: float) -> None:
         self._name, self._everyone, self._patience_s = name, tuple(everyone), patience_s
         self._store = store
         # A client serves one call at a time, and a heartbeat must not wait for another's call to return.
@@ -170,7 +175,7 @@ class Meeting:
         try:
             dist.init_process_group(
                 "gloo",
-                store=dist.PrefixStore(f"{generation}/group", self._store.clone()),
+                store=PrefixStore(f"{generation}/group", self._store.clone()),
                 rank=rank,
                 world_size=len(roster),
                 timeout=GROUP_TIMEOUT,
@@ -256,11 +261,11 @@ class Meeting:
 
     def _has(self, key: str) -> bool:
         with _reached():
-            return self._store.check([key])
+            return bool(self._store.check([key]))
 
     def _add(self, key: str, amount: int) -> int:
         with _reached():
-            return self._store.add(key, amount)
+            return int(self._store.add(key, amount))
 
 
 @contextmanager
