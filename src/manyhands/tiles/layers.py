@@ -18,7 +18,7 @@ from torch import fx, nn
 
 from manyhands.tiles.geometry import Window
 
-__all__ = ["HOOKS", "Layer", "NotTiled", "describe"]
+__all__ = ["HOOKS", "Layer", "NotTiled", "describe", "overwrites"]
 
 Kind = Literal["conv", "maxpool", "avgpool", "norm", "pointwise", "dropout", "cat", "unshuffle", "reshape"]
 Shapes = Mapping[fx.Node, tuple[int, ...]]
@@ -105,21 +105,24 @@ def _module(module: nn.Module, node: fx.Node, shapes: Shapes) -> Layer:
     own = sum(p.numel() for p in module.parameters())
     if kind is nn.Conv2d:
         return _conv(module, inputs, own)
-    if kind is nn.BatchNorm2d:
-        return Layer("norm", inputs, parameters=own)
     if kind is nn.MaxPool2d:
-        return _maxpool(inputs, {name: getattr(module, name) for name in _MAX}, shapes)
+        return _maxpool(inputs, {name: getattr(module, name) for name in _MAX})
     if kind is nn.AvgPool2d:
-        return _avgpool(inputs, {name: getattr(module, name) for name in _AVG}, shapes)
-    if kind in (nn.Dropout, nn.Dropout2d):
-        return Layer("dropout", inputs, options={"whole_maps": kind is nn.Dropout2d})
+        return _avgpool(inputs, {name: getattr(module, name) for name in _AVG})
     if kind is nn.PixelUnshuffle:
-        factor = module.downscale_factor
-        assert isinstance(factor, int)
-        return Layer("unshuffle", inputs, (Window(factor, factor), Window(factor, factor)))
-    if kind in POINTWISE:
-        return Layer("pointwise", inputs)
-    raise NotTiled(f"is a {shown}, which is not computed in tiles")
+        window = Window(int(module.downscale_factor), int(module.downscale_factor))  # type: ignore[arg-type]
+        return Layer("unshuffle", inputs, (window, window))
+    plain: Kind | None = None
+    if kind is nn.BatchNorm2d:
+        plain = "norm"
+    elif kind in (nn.Dropout, nn.Dropout2d):
+        plain = "dropout"
+    elif kind in POINTWISE:
+        plain = "pointwise"
+    if plain is None:
+        raise NotTiled(f"is a {shown}, which is not computed in tiles")
+    options = {"whole_maps": kind is nn.Dropout2d} if plain == "dropout" else {}
+    return Layer(plain, inputs, parameters=own, options=options)
 
 
 def _conv(module: nn.Module, inputs: tuple[fx.Node, ...], own: int) -> Layer:
@@ -146,13 +149,13 @@ _MAX = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_ind
 _AVG = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
 
 
-def _maxpool(inputs: tuple[fx.Node, ...], said: Mapping[str, Any], shapes: Shapes) -> Layer:
+def _maxpool(inputs: tuple[fx.Node, ...], said: Mapping[str, Any]) -> Layer:
     if said.get("return_indices"):
         raise NotTiled("returns indices of pixels, which tiles number otherwise")
     return Layer("maxpool", inputs, _pool_windows(said))
 
 
-def _avgpool(inputs: tuple[fx.Node, ...], said: Mapping[str, Any], shapes: Shapes) -> Layer:
+def _avgpool(inputs: tuple[fx.Node, ...], said: Mapping[str, Any]) -> Layer:
     options = {
         "count_include_pad": said.get("count_include_pad", True),
         "divisor_override": said.get("divisor_override"),
@@ -179,10 +182,10 @@ def _function(node: fx.Node, shapes: Shapes) -> Layer:
     target: Any = node.target
     if target in (F.max_pool2d, torch.max_pool2d):
         said = _named(node, ("input", *_MAX))
-        return _maxpool((said["input"],), said, shapes)
+        return _maxpool((said["input"],), said)
     if target in (F.avg_pool2d, torch._C._nn.avg_pool2d):
         said = _named(node, ("input", *_AVG))
-        return _avgpool((said["input"],), said, shapes)
+        return _avgpool((said["input"],), said)
     if target in (torch.cat, torch.concat):
         return _cat(node, shapes)
     if target is torch.flatten:
@@ -243,15 +246,21 @@ def _reshape(node: fx.Node, shapes: Shapes) -> Layer:
     return Layer("reshape", (source,))
 
 
+def overwrites(traced: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether an operation writes its result over its first input."""
+    if node.op == "call_module":
+        return bool(getattr(traced.get_submodule(str(node.target)), "inplace", False))
+    if node.target in IN_PLACE or node.kwargs.get("inplace"):
+        return True
+    return (
+        node.op == "call_function" and callable(node.target) and _inplace_by_position(node.target, node.args)
+    )
+
+
 def _check_in_place(traced: fx.GraphModule, node: fx.Node) -> None:
     """What is overwritten must have no other reader, who would see it before or after by the order alone."""
-    overwrites = node.target in IN_PLACE or bool(node.kwargs.get("inplace"))
-    if node.op == "call_module":
-        overwrites = bool(getattr(traced.get_submodule(str(node.target)), "inplace", False))
-    if node.op == "call_function" and not overwrites and callable(node.target):
-        overwrites = _inplace_by_position(node.target, node.args)
     first = node.args[0] if node.args else None
-    if overwrites and isinstance(first, fx.Node) and (len(first.users) > 1 or first.op == "placeholder"):
+    if overwrites(traced, node) and isinstance(first, fx.Node) and len(first.users) > 1:
         raise NotTiled("overwrites its input, which others read")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from math import gcd
 from typing import Literal
 
@@ -23,11 +23,13 @@ class TilePlan:
         rows: Heights of the rows of tiles in pixels of the network's *input*, first to last; they sum to its
             height. In every other map the cuts keep their place in proportion (`geometry.scale_cuts`).
         cols: Widths of the columns of tiles, in the same way.
-        group_starts: Nodes at which a new group begins: there, and nowhere else, tiles are given their borders by
-            their neighbours. The first node of the network begins the first group and need not be named.
+        group_starts: Nodes at which a new group begins: there, and nowhere else, tiles are given their
+            borders by their neighbours. The first node of the network begins the first group and need not be
+            named.
         tail: The first node that is not computed in tiles; ``output`` if all are.
-        tail_mode: How the nodes from there on are computed: by the first tile's device (``one``), by all, each
-            for some of the examples (``data``), or with the dense layers' rows shared out (``channels``).
+        tail_mode: How the nodes from there on are computed: by the first tile's device (``one``), by all,
+            each for some of the examples (``data``), or with the dense layers' rows shared out
+            (``channels``).
         devices: Of each tile, row after row, the rank that computes it.
     """
 
@@ -103,7 +105,7 @@ def _check_pixels(graph: TileGraph, plan: TilePlan, end: int) -> None:
     for node in graph.nodes[:end]:
         for key, sizes, side in (("rows", plan.rows, node.sides[0]), ("cols", plan.cols, node.sides[1])):
             cuts = [(2 * cut * side + sum(sizes)) // (2 * sum(sizes)) for cut in (0, *accumulate(sizes))]
-            if any(a == b for a, b in zip(cuts, cuts[1:], strict=False)):
+            if any(a == b for a, b in pairwise(cuts)):
                 raise JobError(
                     f"plan.{key}",
                     list(sizes),
@@ -127,4 +129,4 @@ def _even(side: int, parts: int, last_side: int) -> tuple[int, ...]:
     step = step if side // step >= parts else 1
     units, rest = divmod(side, step)
     cuts = [units * number // parts * step for number in range(parts)] + [units * step + rest]
-    return tuple(b - a for a, b in zip(cuts, cuts[1:], strict=False))
+    return tuple(b - a for a, b in pairwise(cuts))

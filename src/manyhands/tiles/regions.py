@@ -1,9 +1,9 @@
 """From a plan to boxes: what each tile owns, needs and computes of every map, and what it is sent by whom.
 
-A group is a stack of consecutive nodes. Of the maps that leave it, each tile computes just what it owns; going
-back from there, each node must be computed wherever a later one looks, so that tiles of a deep group overlap.
-What a group takes from outside (its imports) is put together from the owners' parts before it begins. The
-network's input is given with the borders that any group needs, so nothing of it is sent.
+A group is a stack of consecutive nodes. Of the maps that leave it, each tile computes just what it owns;
+going back from there, each node must be computed wherever a later one looks, so that tiles of a deep group
+overlap. What a group takes from outside (its imports) is put together from the owners' parts before it
+begins. The network's input is given with the borders that any group needs, so nothing of it is sent.
 """
 
 from __future__ import annotations
