@@ -140,6 +140,8 @@ def _norm(step: Step, number: int, out: int) -> None:
     box = program.box[number]
     held = [Part(shared, part.view(shared)) for part in parts if (shared := part.box.and_(box)).area]
     slopes = [_slope(step, number, out, gradient, part) for part in held]
+    if gradient.pooled is not None:
+        step.pool.give(gradient.pooled)
     sums = sum_in_order(
         [gradient_sums(s.data, p.data, statistics) for s, p in zip(slopes, held, strict=True)]
     )
@@ -285,6 +287,8 @@ def _maxpool(step: Step, number: int, gradient: Gradient) -> None:
     _aten.max_pool2d_with_indices_backward.grad_input(
         g, x, kernel, stride, list(padding), dilation, False, places, grad_input=dx
     )
+    if gradient.pooled is not None:
+        step.pool.give(gradient.pooled)
     step.hand_back(source, Part(seen, dx), ours=True, pooled=dx)
 
 

@@ -22,7 +22,7 @@ from manyhands.tiles.values import Part, Value, packed, unpacked
 
 __all__ = ["forward_group"]
 
-_aten: Any = torch.ops.aten
+_SUMS = (operator.add, operator.iadd, "add_")
 
 
 def forward_group(step: Step, group: int, *, again: bool = False) -> None:
@@ -158,7 +158,7 @@ def _pointwise(step: Step, number: int) -> None:
     operation = step.program.operations[number]
     if operation.op == "call_module" and isinstance(step.module(number), nn.Identity):
         step.keep(number, Part(box, inputs[0]))
-    elif operation.target in (operator.add, operator.iadd, "add_") and len(inputs) == 2:
+    elif operation.target in _SUMS and len(inputs) == 2 and inputs[0].dim() == 4:
         made = step.framed(number, inputs[0])
         torch.add(inputs[0], inputs[1], out=made.view(box))
         step.keep(number, made)
@@ -177,6 +177,10 @@ def _act(step: Step, number: int) -> None:
     if free and source >= found.first and program.extent[number] == box:
         act.into(x, x)
         step.keep(number, Part(box, x))
+        return
+    if x.dim() != 4:
+        step.keep(number, Part(box, torch.empty_like(x)))
+        act.into(x, step.read(number, box))
         return
     made = step.framed(number, x)
     act.into(x, made.view(box))
@@ -199,6 +203,9 @@ def _dropout(step: Step, number: int) -> None:
     kept = keep_mask(shape, place, module.p, key, device=x.device, width=width)
     factor = kept.to(x.dtype).mul_(0.0 if module.p == 1 else 1 / (1 - module.p))
     step.saved[number] = factor
+    if x.dim() != 4:
+        step.keep(number, Part(box, x * factor))
+        return
     made = step.framed(number, x)
     torch.mul(x, factor, out=made.view(box))
     step.keep(number, made)

@@ -79,7 +79,8 @@ class TileGraph:
         nodes: Those that can be tiled, in the order in which they run; node 0 is the network's input.
         names: Of all operations, the input first, those after `end` too.
         shapes: Their outputs' shapes without the batch.
-        readers_of: For each operation, which later ones read it; ``len(names)`` stands for the network's output.
+        readers_of: For each operation, which later ones read it; ``len(names)`` stands for the network's
+            output.
         end: The first that cannot be tiled; ``len(names)`` if all can.
         reason: Why not.
         output_shape: Shape of what the network gives, without the batch.
@@ -156,7 +157,8 @@ def read_graph(module: nn.Module, shape: tuple[int, int, int]) -> TileGraph:
         nodes.append(_node(layer, operation, names[number], numbers, shapes[operation]))
     readers = tuple(tuple(sorted(numbers[u] for u in n.users if u in numbers)) for n in operations)
     found = tuple(shapes[operation] for operation in operations)
-    return TileGraph(tuple(nodes), names, found, readers, len(nodes), reason, shapes[output.args[0]], traced)
+    output_shape = shapes[output.args[0]]
+    return TileGraph(tuple(nodes), names, found, readers, len(nodes), reason, output_shape, traced)
 
 
 def _node(
