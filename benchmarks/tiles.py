@@ -237,10 +237,14 @@ def table(rows: list[dict[str, Any]], skipped: dict[str, str], batch: int) -> st
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=1, help="images a step (1)")
-    parser.add_argument("--layers", choices=("front", "all"), default="front", help="layers 0-15, or all (front)")
+    parser.add_argument(
+        "--layers", choices=("front", "all"), default="front", help="layers 0-15, or all (front)"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="turns of each contestant (5)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps a turn (4)")
-    parser.add_argument("--plan", default="", help="the tiles' groups: none, fused, or empty for the planner's")
+    parser.add_argument(
+        "--plan", default="", help="the tiles' groups: none, fused, or empty for the planner's"
+    )
     parser.add_argument("--wire", default="", help="bf16: what tiles send is rounded (empty: float32)")
     parser.add_argument("--only", help="names, separated by semicolons, of the contestants to run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
@@ -263,7 +267,9 @@ def main() -> None:
     host = f"{platform.platform()}, {os.cpu_count()} cores, {datetime.datetime.now(datetime.UTC).date()}"
     print(f"\n{command}\n{host}\n\n{table(rows, skipped, options.batch)}\n")
     print("s a step: median; forward, backward and SGD, the slower process. Peak: a device's resident memory")
-    print("above what it holds before its network is built. Activations: what autograd keeps (JAX: temporaries).")
+    print(
+        "above what it holds before its network is built. Activations: what autograd keeps (JAX: temporaries)."
+    )
     if options.json:
         measured = {"command": command, "host": host, "results": rows, "skipped": skipped}
         options.json.write_text(json.dumps(measured, indent=1) + "\n")

@@ -30,7 +30,9 @@ def chain(kinds: str, dense: bool = False) -> nn.Sequential:
             layers += [nn.BatchNorm2d(channels), nn.ReLU()]
         else:
             width = channels * 2 if kind == "w" else channels
-            layers.append(nn.Conv2d(channels, width, 1 if kind == "w" else 3, padding=0 if kind == "w" else 1))
+            layers.append(
+                nn.Conv2d(channels, width, 1 if kind == "w" else 3, padding=0 if kind == "w" else 1)
+            )
             channels = width
     if dense:
         side = SIDE // 2 ** kinds.count("p")

@@ -94,7 +94,9 @@ def measure_profile(
     return Profile(device, times, batch_size, _copy_bytes_per_s(least_s))
 
 
-def _measure_layer(layer: TimedLayer, batch_size: int, heights: Sequence[float], least_s: float) -> LayerTimes:
+def _measure_layer(
+    layer: TimedLayer, batch_size: int, heights: Sequence[float], least_s: float
+) -> LayerTimes:
     points: dict[float, tuple[float, float, float]] = {}
     for inputs in _inputs(layer, batch_size, heights):
         try:
@@ -207,4 +209,8 @@ def _exchange_seconds(num_bytes: int, other: int, group: dist.ProcessGroup | Non
         sent.wait()
 
     # `timeit` makes the same number of calls on both sides; an adaptive timer would not.
-    return Timer("exchange()", globals={"exchange": exchange}, num_threads=torch.get_num_threads()).timeit(count).mean
+    return (
+        Timer("exchange()", globals={"exchange": exchange}, num_threads=torch.get_num_threads())
+        .timeit(count)
+        .mean
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from math import inf
 
 from manyhands.errors import JobError
@@ -75,14 +76,21 @@ def grid_shapes(num_tiles: int) -> Iterator[tuple[int, int]]:
 
 
 def boundaries(graph: TileGraph, end: int) -> tuple[int, ...]:
-    """Nodes at which it can pay to begin a group: those that look over borders, and what widens maps before them.
+    """Nodes at which it can pay to begin a group.
 
-    A group that began at a batch norm, an activation or a pooling would be given borders that are no smaller than
-    those of one that begins at the next convolution, and compute more of them. A 1x1 convolution that widens its
-    maps is better begun at than what follows it, as its input is smaller.
+    Those that look over borders; batch norms, whose sums then travel with the borders; and convolutions that widen
+    their maps, whose input is smaller than what follows. A group that began at an activation or a plain pooling
+    would be given borders no smaller than one that begins at the next of these, and compute more of them.
     """
     over = set(graph.windowed(end))
-    return tuple(number for number in range(1, end) if number == 1 or graph.nodes[number].name in over or _widens(graph, number))
+    return tuple(
+        number
+        for number in range(1, end)
+        if number == 1
+        or graph.nodes[number].name in over
+        or graph.nodes[number].kind == "norm"
+        or _widens(graph, number)
+    )
 
 
 def _widens(graph: TileGraph, number: int) -> bool:
@@ -122,10 +130,15 @@ def best_groups(
     fronts: dict[int, list[_Label]] = {1: [_Label(0.0, nothing, nothing, ())]}
     for stop in sorted({*starts[1:], *ends}):
         made = []
-        for first in starts:
-            if first >= stop:
-                break
+        before = [start for start in starts if start < stop]
+        finest = [grid.group(*pair) for pair in pairwise([*before, stop])]
+        messages_s = sum(group.exchange_s for group in finest)
+        apart_s = 0.0
+        for first in reversed(before):
             price = grid.group(first, stop)
+            apart_s += finest.pop().seconds(checkpoint)
+            if not limited and price.seconds(checkpoint) - apart_s > messages_s:
+                break  # computes more twice than all messages cost, and so does whatever begins earlier
             more = tuple((price.held if checkpoint else price.kept)[tile] for tile in limited)
             inner = tuple(price.inner[tile] if checkpoint else 0.0 for tile in limited)
             for label in fronts.get(first, ()):
@@ -379,7 +392,9 @@ def _recut(setting: Setting, guide: Prediction, unit: int) -> Cuts | None:
     return (rows, cols) if rows and cols else None
 
 
-def _recut_axis(setting: Setting, guide: Prediction, axis: int, side: int, unit: int) -> tuple[int, ...] | None:
+def _recut_axis(
+    setting: Setting, guide: Prediction, axis: int, side: int, unit: int
+) -> tuple[int, ...] | None:
     plan = guide.plan
     sizes = plan.rows if axis == 0 else plan.cols
     lines = range(len(sizes))
@@ -414,7 +429,9 @@ class _Probe:
         if (rank, units) not in self.times:
             profile = self.setting.profiles[rank]
             parts = self._look(units)
-            self.times[rank, units] = sum(part.seconds(self.setting, profile) for part in parts) if parts else inf
+            self.times[rank, units] = (
+                sum(part.seconds(self.setting, profile) for part in parts) if parts else inf
+            )
         return self.times[rank, units]
 
     def most(self, rank: int, total: int) -> int:
@@ -474,5 +491,10 @@ def _neighbours(plan: TilePlan, unit: int) -> Iterator[TilePlan]:
                 if min(moved) > 0:
                     changed = {"rows": plan.rows, "cols": plan.cols, axis: tuple(moved)}
                     yield TilePlan(
-                        changed["rows"], changed["cols"], plan.group_starts, plan.tail, plan.tail_mode, plan.devices
+                        changed["rows"],
+                        changed["cols"],
+                        plan.group_starts,
+                        plan.tail,
+                        plan.tail_mode,
+                        plan.devices,
                     )

@@ -87,8 +87,7 @@ class Setting:
         n = self.num_devices
         if n == 1:
             return 0.0
-        chunk = self.link.seconds(numbers * self.wire_bytes / n)
-        return 2 * (n - 1) * chunk / self.steps_per_sum
+        return 2 * (n - 1) * self.link.seconds(numbers * self.wire_bytes / n)
 
 
 @dataclass(frozen=True)
@@ -112,6 +111,11 @@ class GroupPrice:
     kept: tuple[float, ...]
     held: tuple[float, ...]
     inner: tuple[float, ...]
+
+    @property
+    def exchange_s(self) -> float:
+        """What it says to its neighbours."""
+        return self.halo_s + self.norm_s
 
     def seconds(self, checkpoint: bool) -> float:
         """All of it; recomputing is a second forward pass, without messages."""
@@ -223,6 +227,8 @@ class Grid:
                 norms += 1
                 forward_s, backward_s = forward_s + max(forward), backward_s + max(backward)
                 forward, backward = [0.0] * len(tiles), [0.0] * len(tiles)
+        if nodes[group.first].kind == "norm" and group.sends:
+            norms -= 1  # its sums travel with the borders
         return GroupPrice(
             forward_s + max(forward),
             backward_s + max(backward),
@@ -317,7 +323,7 @@ class Grid:
             2 * self._handoff_s(end, mode),
             tail_s,
             self._gradients_s(end, summed, part),
-            update_s,
+            update_s / setting.steps_per_sum,
             tuple(states + (maps if tile in workers else 0.0) for tile in tiles),
         )
 
@@ -367,7 +373,7 @@ class Grid:
                 )
             if number in wanted and setting.weights(number):
                 free = max(free, now) + setting.sum_s(setting.weights(number))
-        return max(0.0, free - now)
+        return max(0.0, free - now) / setting.steps_per_sum
 
 
 def _node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float]:
@@ -381,7 +387,9 @@ def _is_norm(graph: TileGraph, number: int) -> bool:
     return number < len(graph.nodes) and graph.nodes[number].kind == "norm"
 
 
-def predict(setting: Setting, plan: TilePlan, checkpoint: bool = False, grid: Grid | None = None) -> Prediction:
+def predict(
+    setting: Setting, plan: TilePlan, checkpoint: bool = False, grid: Grid | None = None
+) -> Prediction:
     """What a plan costs.
 
     Raises:

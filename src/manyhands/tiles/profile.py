@@ -31,7 +31,9 @@ class Curve:
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.seconds):
-            raise ValueError(f"a curve needs as many seconds as rows, got {len(self.seconds)} and {len(self.rows)}")
+            raise ValueError(
+                f"a curve needs as many seconds as rows, got {len(self.seconds)} and {len(self.rows)}"
+            )
         if any(b <= a for a, b in zip(self.rows, self.rows[1:], strict=False)):
             raise ValueError(f"the rows of a curve must rise, got {self.rows}")
 
@@ -180,7 +182,9 @@ def predicted_profile(
     def curve(rows: Sequence[int], flops: float, fixed_bytes: float, moved_bytes: float, total: int) -> Curve:
         seconds = (
             call_s
-            + max(flops * r / total / flops_per_s, (fixed_bytes + moved_bytes * r / total) / memory_bytes_per_s)
+            + max(
+                flops * r / total / flops_per_s, (fixed_bytes + moved_bytes * r / total) / memory_bytes_per_s
+            )
             for r in rows
         )
         return Curve(tuple(float(r) for r in rows), tuple(seconds))
