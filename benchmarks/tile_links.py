@@ -1,8 +1,8 @@
-"""Grouping on slow links: two processes in network namespaces, joined by a link of 100 Mbit/s, predicted and measured.
+"""Grouping on a link of 100 Mbit/s between two network namespaces, predicted and measured.
 
-A token-bucket filter on either end shapes the link, as a Raspberry Pi 3's port would. Each grouping trains the same
-network: borders before every layer that needs them (`none`), one group of all layers (`fused`), and the planner's.
-Needs root, `ip` and `tc` (iproute2); says so and ends where it may not make namespaces.
+A token-bucket filter on either end shapes the link, as a Raspberry Pi 3's port would. Each grouping trains
+the same network: borders before every layer that needs them (`none`), one group of all layers (`fused`),
+and the planner's. Needs root, `ip` and `tc` (iproute2); says so and ends where it may not make namespaces.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def two_hosts(rate: str, latency_ms: float) -> Iterator[list[str]]:
             run(f"{inside} ip addr add 10.77.0.{rank + 1}/24 dev v{rank}")
             run(f"{inside} ip link set v{rank} up")
             run(f"{inside} ip link set lo up")
-            # 64 kB of burst is five milliseconds of the link: enough for the kernel's timers, little for a message.
+            # 64 kB of burst is five milliseconds of the link: enough for the kernel's timers, little for a
+            # message.
             run(f"{inside} tc qdisc add dev v{rank} root handle 1: tbf rate {rate} burst 64kb latency 400ms")
             if latency_ms:
                 run(f"{inside} tc qdisc add dev v{rank} parent 1: netem delay {latency_ms}ms")
@@ -118,7 +119,8 @@ def main() -> None:
     for row in found["results"]:
         off = row["predicted_s"] / row["measured_s"] - 1
         print(
-            f"{row['name']:<8}  {row['groups']:>6}  {row['predicted_s']:>11.3f}  {row['measured_s']:>10.3f}  {off:+.0%}"
+            f"{row['name']:<8}  {row['groups']:>6}  {row['predicted_s']:>11.3f}  "
+            f"{row['measured_s']:>10.3f}  {off:+.0%}"
         )
     print("\nseconds a pass: median; the sum of gradients, once in all passes, is shared out among them.")
     if options.json:

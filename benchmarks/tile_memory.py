@@ -1,8 +1,9 @@
 """Memory of a device that holds one of several tiles of YOLOv2, with and without recomputing.
 
-Processes may share cores: memory does not care. Activations are what is kept between the forward and the backward pass;
-with recomputing, all that tiles hold at any time of a step, the group that is computed again and the gradients of its
-maps included. Peak is resident memory above what a process holds before its network is built.
+Processes may share cores: memory does not care. Activations are what is kept between the forward and the
+backward pass; with recomputing, all that tiles hold at any time of a step, the group that is computed again
+and the gradients of its maps included. Peak is resident memory above what a process holds before its
+network is built.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """PREDICTION, not a measurement: YOLOv2 in tiles on 2 to 6 Raspberry Pi 3, beside what paper 003 reports.
 
-No Raspberry Pi took part. Times follow from rates: arithmetic from the catalogue's entry (six hundredths of the
-peak, shared equally by four cores), memory traffic from the assumption below, the link from the catalogue. The
-speed-up does not depend on the arithmetic rate alone, because the network's rate stays what it is; `--core-gflops`
-shows how much it does. The plan is the planner's for each number of devices.
+No Raspberry Pi took part. Times follow from rates: arithmetic from the catalogue's entry (six hundredths of
+the peak, shared equally by four cores), memory traffic from the assumption below, the link from the
+catalogue. The speed-up does not depend on the arithmetic rate alone, because the network's rate stays what
+it is; `--core-gflops` shows how much it does. The plan is the planner's for each number of devices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from manyhands.tiles.profile import LinkProfile, predicted_profile
 from manyhands.tiles.works import operation_works
 
 PI = CATALOG["raspberry-pi-3b"]
-# Assumed: LPDDR2 at 900 Mbit/s a pin on 32 pins is 3.6 GB/s at most; a core is taken to reach 1.2, the board 2.0.
+# Assumed: LPDDR2 at 900 Mbit/s a pin on 32 pins is 3.6 GB/s at most; a core is taken to reach 1.2, the
+# board 2.0.
 MEMORY_BYTES_PER_S = {1: 1.2e9, 4: 2.0e9}
 CALL_S = 50e-6
 LATENCY_S = 2 * PI.latency_s
@@ -74,9 +75,7 @@ def main() -> None:
     command = shlex.join(["python", "benchmarks/tile_pis.py", *sys.argv[1:]])
     print(f"{command}\n\nPREDICTION: no Raspberry Pi was measured.")
     print(f"One core, one device: {base_s:.1f} s a pass, {base_bytes / 2**20:.0f} MiB.\n")
-    print(
-        "devices  cores each  s a pass  x one core  MiB a device  x less  groups  none/planned  fused/planned  grid"
-    )
+    print("devices  cores  s a pass  x one core  MiB each  x less  groups  none/planned  fused/planned  grid")
     rows = []
     for cores in (1, 4):
         for count in range(1 if cores > 1 else 2, 7):
@@ -88,14 +87,12 @@ def main() -> None:
                 row = planned_row(setting(count, cores), count, cores)
             rows.append(row)
             print(
-                f"{row['devices']:>7}  {cores:>10}  {row['step_s']:>8.1f}  {base_s / row['step_s']:>10.1f}  "
-                f"{row['memory_bytes'] / 2**20:>12.0f}  {base_bytes / row['memory_bytes']:>6.1f}  {row['groups']:>6}  "
-                f"{row['none']:>12.2f}  {row['fused']:>13.2f}  {row['grid']}",
+                f"{row['devices']:>7}  {cores:>5}  {row['step_s']:>8.1f}  {base_s / row['step_s']:>10.1f}  "
+                f"{row['memory_bytes'] / 2**20:>8.0f}  {base_bytes / row['memory_bytes']:>6.1f}  "
+                f"{row['groups']:>6}  {row['none']:>12.2f}  {row['fused']:>13.2f}  {row['grid']}",
                 flush=True,
             )
-    print(
-        "\nPaper 003, measured on quad-core Raspberry Pi 3, 100 Mbit/s: 2-15 x over one core with 2-6 devices,"
-    )
+    print("\nPaper 003, measured on 2-6 quad-core Raspberry Pi 3, 100 Mbit/s: 2-15 x over one core,")
     print("up to 8 x less memory a device, grouping worth up to 1.5 x.")
     if options.json:
         options.json.write_text(

@@ -1,4 +1,4 @@
-"""A rank of `tile_links.py`: predicts and measures a step under several groupings, on the links it finds itself on."""
+"""A rank of `tile_links.py`: predicts and measures a step under several groupings."""
 
 from __future__ import annotations
 

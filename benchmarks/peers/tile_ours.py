@@ -13,7 +13,7 @@ from manyhands.tiles import TiledModule, TilePlan, even_plan, read_graph, tile
 
 
 def plan_of(model: nn.Module, options: argparse.Namespace, world: int) -> TilePlan:
-    """Even tiles with a border exchange before every layer (`none`), one at most (`fused`), or the planner's."""
+    """Even tiles with borders before every layer (`none`) or never (`fused`), or the planner's."""
     shape = (3, 416, 416)
     graph = read_graph(model, shape)
     # After every pooling, where maps are smallest.

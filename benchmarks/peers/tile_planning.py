@@ -18,7 +18,7 @@ OUT = Path(__file__).resolve().parent.parent / "out"
 
 
 def measured_profile(graph: TileGraph, batch_size: int, name: str) -> Profile:
-    """This rank's profile; all ranks measure at the same time and then take rank 0's, so that all plan alike."""
+    """All ranks measure at the same time and then take rank 0's profile, so that all plan alike."""
     path = OUT / f"profile-{name}-{len(graph.names)}-{batch_size}-{dist.get_world_size()}.json"
     known = torch.tensor([int(path.exists())])
     dist.broadcast(known, 0)

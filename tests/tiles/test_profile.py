@@ -1,4 +1,4 @@
-"""Profiles: times between measured heights, the file, and what is counted for devices that are not at hand."""
+"""Profiles: times between measured heights, the file, and what is counted for absent devices."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Measures a device's profile and its links: layers are run at several heights, messages sent to and fro.
 
-Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the same
-time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
+Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the
+same time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def _measure_layer(
 
 
 def _inputs(layer: TimedLayer, batch_size: int, heights: Sequence[float]) -> Iterable[list[Tensor]]:
-    """Random inputs at several heights, in the layout in which training is fast; what has no rows comes once."""
+    """Random inputs at several heights, channels last; what has no rows comes once."""
     full = layer.input_shapes[0][-2] if len(layer.input_shapes[0]) >= 3 else 1
     # Even heights, which poolings of two take without a rest.
     for height in sorted({max(2, 2 * round(full * part / 2)) for part in heights}) if full > 1 else [1]:

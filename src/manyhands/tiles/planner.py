@@ -1,9 +1,10 @@
 """Chooses a plan: the grid's shape, its uneven cuts, where groups begin, and where tiling ends and how.
 
-Numbers in (profiles, link, memory limits), a plan out. For given cuts, groups are found by dynamic programming
-over where they begin, exact under the model of `pricing.py`; memory limits make it keep every choice that is not
-beaten in both time and memory. For given groups, cuts are found by bisection on the time by which every device
-must be done, then mended by moving single cuts. The two take turns until neither gains.
+Numbers in (profiles, link, memory limits), a plan out. For given cuts, groups are found by dynamic
+programming over where they begin, exact under the model of `pricing.py`; memory limits make it keep every
+choice that is not beaten in both time and memory. For given groups, cuts are found by bisection on the time
+by which every device must be done, then mended by moving single cuts. The two take turns until neither
+gains.
 """
 
 from __future__ import annotations
@@ -78,9 +79,10 @@ def grid_shapes(num_tiles: int) -> Iterator[tuple[int, int]]:
 def boundaries(graph: TileGraph, end: int) -> tuple[int, ...]:
     """Nodes at which it can pay to begin a group.
 
-    Those that look over borders; batch norms, whose sums then travel with the borders; and convolutions that widen
-    their maps, whose input is smaller than what follows. A group that began at an activation or a plain pooling
-    would be given borders no smaller than one that begins at the next of these, and compute more of them.
+    Those that look over borders; batch norms, whose sums then travel with the borders; and convolutions
+    that widen their maps, whose input is smaller than what follows. A group that began at an activation or
+    a plain pooling would be given borders no smaller than one that begins at the next of these, and compute
+    more of them.
     """
     over = set(graph.windowed(end))
     return tuple(
@@ -219,7 +221,7 @@ def _plan_shape(
     modes: Sequence[TailMode],
     checkpoint: bool,
 ) -> Prediction | None:
-    """The best plan of one grid shape: from cuts by speed and from even ones, at coarse steps and at finer ones."""
+    """The best plan of one grid shape, from cuts by speed and from even ones, coarse steps first."""
     best = None
     for unit in _units(setting.graph, ends):
         starts = _first_cuts(setting, rows, cols, unit)

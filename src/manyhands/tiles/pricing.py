@@ -1,9 +1,9 @@
 """What a plan costs: the predicted time of a training step, by parts, and the memory of each device.
 
-Tiles wait for each other wherever they exchange something: at every batch normalisation, whose sums are taken
-over all tiles, and at the start of every group. Between two such points the slowest tile counts. Boxes come from
-`regions.py`, so that what is priced is what is computed. All but the weights' gradients is a sum over groups,
-which is what lets the planner choose groups by dynamic programming.
+Tiles wait for each other wherever they exchange something: at every batch normalisation, whose sums are
+taken over all tiles, and at the start of every group. Between two such points the slowest tile counts.
+Boxes come from `regions.py`, so that what is priced is what is computed. All but the weights' gradients is
+a sum over groups, which is what lets the planner choose groups by dynamic programming.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from manyhands.tiles.profile import LayerWork, LinkProfile, Profile
 from manyhands.tiles.regions import Group, group_regions
 from manyhands.tiles.works import operation_works
 
-__all__ = ["GroupPrice", "Grid", "Prediction", "Setting", "TailPrice", "predict"]
+__all__ = ["Grid", "GroupPrice", "Prediction", "Setting", "TailPrice", "predict"]
 
 INDEX_BYTES = 8  # a maximum's place, as torch keeps it
 KEEPERS = frozenset({"conv", "norm", "maxpool", "avgpool"})

@@ -1,9 +1,10 @@
 """How long a device takes for each layer of a tiled network, and a message between two devices.
 
-A profile holds, for every layer, the seconds of its forward pass, of its input's gradient and of its weights'
-gradient at several heights, because time is not proportional to height: a small tile pays the same calls and
-fills the vector units worse. Between heights it is interpolated. Profiles are measured (`measure.py`) or, for a
-device that is not at hand, predicted from its arithmetic and memory rates; a predicted one says so.
+A profile holds, for every layer, the seconds of its forward pass, of its input's gradient and of its
+weights' gradient at several heights, because time is not proportional to height: a small tile pays the same
+calls and fills the vector units worse. Between heights it is interpolated. Profiles are measured
+(`measure.py`) or, for a device that is not at hand, predicted from its arithmetic and memory rates; a
+predicted one says so.
 """
 
 from __future__ import annotations
