@@ -11,7 +11,9 @@ from torch import nn
 
 from manyhands.errors import JobError
 from manyhands.tiles import TilePlan, check_plan, even_plan, read_graph
-from manyhands.tiles.planner import balance, best_groups, boundaries, grid_shapes, make_plan
+from manyhands.tiles.cutting import balance
+from manyhands.tiles.grouping import best_groups, boundaries
+from manyhands.tiles.planner import grid_shapes, make_plan
 from manyhands.tiles.pricing import Grid, Setting, predict
 from manyhands.tiles.profile import Curve, LayerTimes, LinkProfile, Profile, predicted_profile
 from manyhands.tiles.works import operation_works
