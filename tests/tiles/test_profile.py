@@ -1,4 +1,4 @@
-"""Profiles: times between measured heights, the file, and what is counted for devices that are not at hand."""
+"""Profiles: times between measured heights, the file, and what is counted for absent devices."""
 
 from __future__ import annotations
 
@@ -116,7 +116,10 @@ def test_every_layer_is_measured():
     assert set(profile.layers) == set(graph.names[1:])
     assert profile.layers["0"].forward.rows == (8.0, 16.0)
     assert profile.layers["4"].forward.rows == (2.0, 4.0)
-    assert all(second > 0 for second in profile.layers["0"].weight_gradient.seconds + profile.layers["0"].forward.seconds)
+    assert all(
+        second > 0
+        for second in profile.layers["0"].weight_gradient.seconds + profile.layers["0"].forward.seconds
+    )
     assert profile.layers["0"].input_gradient.at(8) == 0
     assert profile.copy_bps > 0
     assert not profile.predicted

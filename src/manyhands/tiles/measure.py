@@ -1,7 +1,7 @@
 """Measures a device's profile and its links: layers are run at several heights, messages sent to and fro.
 
-Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the same
-time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
+Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the
+same time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ def measure_profile(
     return Profile(device, times, batch_size, _copy_bytes_per_s(least_s))
 
 
-def _measure_layer(layer: TimedLayer, batch_size: int, heights: Sequence[float], least_s: float) -> LayerTimes:
+def _measure_layer(
+    layer: TimedLayer, batch_size: int, heights: Sequence[float], least_s: float
+) -> LayerTimes:
     points: dict[float, tuple[float, float, float]] = {}
     for inputs in _inputs(layer, batch_size, heights):
         try:
@@ -114,7 +116,7 @@ def _measure_layer(layer: TimedLayer, batch_size: int, heights: Sequence[float],
 
 
 def _inputs(layer: TimedLayer, batch_size: int, heights: Sequence[float]) -> Iterable[list[Tensor]]:
-    """Random inputs at several heights, in the layout in which training is fast; what has no rows comes once."""
+    """Random inputs at several heights, channels last; what has no rows comes once."""
     full = layer.input_shapes[0][-2] if len(layer.input_shapes[0]) >= 3 else 1
     # Even heights, which poolings of two take without a rest.
     for height in sorted({max(2, 2 * round(full * part / 2)) for part in heights}) if full > 1 else [1]:
@@ -207,4 +209,8 @@ def _exchange_seconds(num_bytes: int, other: int, group: dist.ProcessGroup | Non
         sent.wait()
 
     # `timeit` makes the same number of calls on both sides; an adaptive timer would not.
-    return Timer("exchange()", globals={"exchange": exchange}, num_threads=torch.get_num_threads()).timeit(count).mean
+    return (
+        Timer("exchange()", globals={"exchange": exchange}, num_threads=torch.get_num_threads())
+        .timeit(count)
+        .mean
+    )

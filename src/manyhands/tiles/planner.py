@@ -1,29 +1,25 @@
 """Chooses a plan: the grid's shape, its uneven cuts, where groups begin, and where tiling ends and how.
 
-Numbers in (profiles, link, memory limits), a plan out. For given cuts, groups are found by dynamic programming
-over where they begin, exact under the model of `pricing.py`; memory limits make it keep every choice that is not
-beaten in both time and memory. For given groups, cuts are found by bisection on the time by which every device
-must be done, then mended by moving single cuts. The two take turns until neither gains.
+Numbers in (profiles, link, memory limits), a plan out. Groups for given cuts (`grouping.py`) and cuts for
+given groups (`cutting.py`) take turns until neither gains; then single cuts are moved as long as that helps.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from math import inf
 
 from manyhands.errors import JobError
+from manyhands.tiles.cutting import Cuts, cut_units, first_cuts, moved_cuts, recut
 from manyhands.tiles.graph import TileGraph
+from manyhands.tiles.grouping import Label, best_groups, boundaries
 from manyhands.tiles.plan import TailMode, TilePlan
-from manyhands.tiles.pricing import Grid, Prediction, Setting, TilePart, predict
+from manyhands.tiles.pricing import Grid, Prediction, Setting, predict
 
-__all__ = ["balance", "best_groups", "boundaries", "grid_shapes", "make_plan"]
+__all__ = ["grid_shapes", "make_plan"]
 
-MOST_LABELS = 400  # kept at each boundary under memory limits; networks we ship need a few dozen
 TURNS = 4
-Cuts = tuple[tuple[int, ...], tuple[int, ...]]
-FINEST = 4  # a cut may lie at a quarter of what one pixel of the smallest map stands for
 
 
 def make_plan(
@@ -74,123 +70,6 @@ def grid_shapes(num_tiles: int) -> Iterator[tuple[int, int]]:
     return ((num_tiles // cols, cols) for cols in range(1, num_tiles + 1) if num_tiles % cols == 0)
 
 
-def boundaries(graph: TileGraph, end: int) -> tuple[int, ...]:
-    """Nodes at which it can pay to begin a group: those that look over borders, and what widens maps before them.
-
-    A group that began at a batch norm, an activation or a pooling would be given borders that are no smaller than
-    those of one that begins at the next convolution, and compute more of them. A 1x1 convolution that widens its
-    maps is better begun at than what follows it, as its input is smaller.
-    """
-    over = set(graph.windowed(end))
-    return tuple(number for number in range(1, end) if number == 1 or graph.nodes[number].name in over or _widens(graph, number))
-
-
-def _widens(graph: TileGraph, number: int) -> bool:
-    node = graph.nodes[number]
-    return node.kind == "conv" and node.channels > graph.nodes[node.inputs[0]].channels
-
-
-@dataclass(frozen=True)
-class _Label:
-    """A way to compute the nodes up to a boundary: its time, its memory by tile, and where groups began."""
-
-    seconds: float
-    summed: tuple[float, ...]
-    largest: tuple[float, ...]
-    starts: tuple[int, ...]
-
-    def beats(self, other: _Label) -> bool:
-        pairs = zip((*self.summed, *self.largest), (*other.summed, *other.largest), strict=True)
-        return self.seconds <= other.seconds and all(mine <= theirs for mine, theirs in pairs)
-
-
-def best_groups(
-    grid: Grid, ends: Sequence[int], room: Sequence[float], checkpoint: bool
-) -> dict[int, list[_Label]]:
-    """For each end, the ways to group the nodes before it that no other beats in time and in memory.
-
-    Args:
-        grid: The cuts, with the prices of groups.
-        ends: Operations at which tiling may end.
-        room: Bytes that each tile may keep of maps; where it is infinite its memory is not looked at.
-        checkpoint: Whether groups are recomputed.
-    """
-    limited = [tile for tile, most in enumerate(room) if most < inf]
-    nothing = (0.0,) * len(limited)
-    last = max(ends)
-    starts = boundaries(grid.setting.graph, last)
-    fronts: dict[int, list[_Label]] = {1: [_Label(0.0, nothing, nothing, ())]}
-    for stop in sorted({*starts[1:], *ends}):
-        made = []
-        for first in starts:
-            if first >= stop:
-                break
-            price = grid.group(first, stop)
-            more = tuple((price.held if checkpoint else price.kept)[tile] for tile in limited)
-            inner = tuple(price.inner[tile] if checkpoint else 0.0 for tile in limited)
-            for label in fronts.get(first, ()):
-                summed = tuple(a + b for a, b in zip(label.summed, more, strict=True))
-                largest = tuple(map(max, label.largest, inner))
-                total = [a + b for a, b in zip(summed, largest, strict=True)]
-                if all(used <= room[tile] for used, tile in zip(total, limited, strict=True)):
-                    seconds = label.seconds + price.seconds(checkpoint)
-                    made.append(_Label(seconds, summed, largest, (*label.starts, first)))
-        fronts[stop] = _unbeaten(made)
-    return {end: fronts[end] for end in ends}
-
-
-def _unbeaten(labels: list[_Label]) -> list[_Label]:
-    labels.sort(key=lambda label: label.seconds)
-    front: list[_Label] = []
-    for label in labels:
-        if len(front) == MOST_LABELS:
-            break
-        if not any(other.beats(label) for other in front):
-            front.append(label)
-    return front
-
-
-def balance(
-    total: int, times: Sequence[Callable[[int], float]], most: Sequence[int] | None = None
-) -> tuple[int, ...] | None:
-    """Shares out units so that the last device is done as early as possible; each gets at least one.
-
-    Bisects the finishing time: by then, device i can do as many units as its rising `times[i]` allows.
-
-    Args:
-        total: Units to share out.
-        times: For each device, the seconds of so many units.
-        most: The units that each device has memory for.
-
-    Returns:
-        Each device's units, or None where there are too few units or too little memory.
-    """
-    count = len(times)
-    most = [min(total, m) for m in most] if most is not None else [total] * count
-    if total < count or min(most) < 1 or sum(most) < total:
-        return None
-
-    def done_by(deadline_s: float) -> list[int]:
-        # At least one each, even where that is late: the deadline is then not met.
-        return [
-            max(1, bisect_left(range(1, limit + 1), True, key=lambda units, t=time: t(units) > deadline_s))
-            for time, limit in zip(times, most, strict=True)
-        ]
-
-    low, high = 0.0, max(time(limit) for time, limit in zip(times, most, strict=True))
-    for _ in range(50):
-        middle = (low + high) / 2
-        if sum(done_by(middle)) >= total:
-            high = middle
-        else:
-            low = middle
-    units = done_by(high)
-    while sum(units) > total:  # give back where it helps most
-        slowest = max((i for i in range(count) if units[i] > 1), key=lambda i: times[i](units[i]))
-        units[slowest] -= 1
-    return tuple(units)
-
-
 def _ends(graph: TileGraph, tails: Sequence[str]) -> tuple[int, ...]:
     if tails:
         return tuple(sorted({min(graph.index(name), graph.end) for name in tails}))
@@ -206,57 +85,14 @@ def _plan_shape(
     modes: Sequence[TailMode],
     checkpoint: bool,
 ) -> Prediction | None:
-    """The best plan of one grid shape: from cuts by speed and from even ones, at coarse steps and at finer ones."""
+    """The best plan of one grid shape, from cuts by speed and from even ones, coarse steps first."""
     best = None
-    for unit in _units(setting.graph, ends):
-        starts = _first_cuts(setting, rows, cols, unit)
+    for unit in cut_units(setting.graph, ends):
+        starts = first_cuts(setting, rows, cols, unit)
         for cuts in [*starts, *([(best.plan.rows, best.plan.cols)] if best else [])]:
             found = _plan_from(setting, cuts, unit, ends, modes, checkpoint)
             best = found if best is None or (found and found.step_s < best.step_s) else best
     return best
-
-
-def _units(graph: TileGraph, ends: Sequence[int]) -> Sequence[int]:
-    """Where cuts may lie, in rows of the input: as far apart as one row of the smallest map, or finer."""
-    height = graph.nodes[0].sides[0]
-    coarsest = max(height // graph.nodes[end - 1].sides[0] for end in ends)
-    return sorted({max(1, coarsest), max(1, coarsest // FINEST)}, reverse=True)
-
-
-def _first_cuts(setting: Setting, rows: int, cols: int, unit: int) -> list[Cuts]:
-    """Cuts by the devices' speeds, and even ones."""
-    height, width = setting.graph.nodes[0].sides
-    speeds = [1 / max(_whole_s(setting, rank), 1e-12) for rank in range(setting.num_devices)]
-    lines = [sum(speeds[row * cols : (row + 1) * cols]) for row in range(rows)]
-    columns = [sum(speeds[col::cols]) for col in range(cols)]
-    found = []
-    for down, across in ((lines, columns), ([1.0] * rows, [1.0] * cols)):
-        heights, widths = _proportional(height, down, unit), _proportional(width, across, unit)
-        if heights and widths and (heights, widths) not in found:
-            found.append((heights, widths))
-    return found
-
-
-def _whole_s(setting: Setting, rank: int) -> float:
-    """What a device would take for all nodes that can be tiled."""
-    total = 0.0
-    for node in setting.graph.nodes[1:]:
-        times = setting.profiles[rank].layers[node.name]
-        rows = node.sides[0]
-        total += times.forward.at(rows) + times.input_gradient.at(rows) + times.weight_gradient.at(rows)
-    return total
-
-
-def _proportional(side: int, weights: Sequence[float], unit: int) -> tuple[int, ...] | None:
-    units = balance(side // unit, [lambda u, w=weight: u / w for weight in weights])  # type: ignore[misc]
-    return _to_pixels(units, side, unit) if units else None
-
-
-def _to_pixels(units: Sequence[int], side: int, unit: int) -> tuple[int, ...]:
-    """Sizes in pixels; what is left over by the unit goes to the last."""
-    sizes = [u * unit for u in units]
-    sizes[-1] += side - sum(sizes)
-    return tuple(sizes)
 
 
 def _plan_from(
@@ -278,7 +114,7 @@ def _plan_from(
         guide = found or _least_memory(grid, ends, modes, checkpoint)
         if guide is None:
             break
-        moved = _recut(setting, guide, unit) if found else _towards_limits(setting, guide, unit)
+        moved = recut(setting, guide, unit) if found else _towards_limits(setting, guide, unit)
         if moved is None or moved == cuts:
             break
         cuts = moved
@@ -314,7 +150,7 @@ def _best_on(
     return predict(setting, best[1], checkpoint, grid) if best else None
 
 
-def _fits(grid: Grid, label: _Label, tail: Sequence[float]) -> bool:
+def _fits(grid: Grid, label: Label, tail: Sequence[float]) -> bool:
     limited = [t for t, rank in enumerate(grid.devices) if grid.setting.limit(rank) < inf]
     return all(
         a + b + tail[tile] <= grid.setting.limit(grid.devices[tile])
@@ -357,7 +193,7 @@ def _towards_limits(setting: Setting, guide: Prediction, unit: int) -> Cuts | No
     """Moves single cuts as long as that brings devices nearer to their limits."""
     start = guide
     while True:
-        moved = (_try(setting, plan, guide.checkpoint) for plan in _neighbours(guide.plan, unit))
+        moved = (_try(setting, plan, guide.checkpoint) for plan in moved_cuts(guide.plan, unit))
         best = min((m for m in moved if m), key=lambda plan: _excess(setting, plan), default=None)
         if best is None or _excess(setting, best) >= _excess(setting, guide):
             return None if guide is start else (guide.plan.rows, guide.plan.cols)
@@ -371,108 +207,14 @@ def _try(setting: Setting, plan: TilePlan, checkpoint: bool) -> Prediction | Non
         return None
 
 
-def _recut(setting: Setting, guide: Prediction, unit: int) -> Cuts | None:
-    """Cuts for given groups: every line of tiles gets what it can finish by the same time."""
-    plan, (height, width) = guide.plan, setting.graph.nodes[0].sides
-    rows = _recut_axis(setting, guide, 0, height, unit)
-    cols = _recut_axis(setting, guide, 1, width, unit) if len(plan.cols) > 1 else plan.cols
-    return (rows, cols) if rows and cols else None
-
-
-def _recut_axis(setting: Setting, guide: Prediction, axis: int, side: int, unit: int) -> tuple[int, ...] | None:
-    plan = guide.plan
-    sizes = plan.rows if axis == 0 else plan.cols
-    lines = range(len(sizes))
-    tiles = [
-        [t for t in range(plan.num_tiles) if (t // len(plan.cols), t % len(plan.cols))[axis] == line]
-        for line in lines
-    ]
-    probe = _Probe(setting, guide, axis, side, unit)
-    ranks = [[plan.devices[tile] for tile in line] for line in tiles]
-    times = [lambda units, r=line: max(probe.seconds(rank, units) for rank in r) for line in ranks]  # type: ignore[misc]
-    most = [min(probe.most(rank, side // unit) for rank in line) for line in ranks]
-    units = balance(side // unit, times, most)
-    return _to_pixels(units, side, unit) if units else None
-
-
-class _Probe:
-    """What a device would take for a tile of some units in the middle of the map, in the groups of a plan."""
-
-    def __init__(self, setting: Setting, guide: Prediction, axis: int, side: int, unit: int) -> None:
-        self.setting, self.guide, self.axis, self.side, self.unit = setting, guide, axis, side, unit
-        graph = setting.graph
-        self.end = graph.index(guide.plan.tail)
-        starts = sorted({1, *(graph.index(start) for start in guide.plan.group_starts)})
-        self.groups = list(zip(starts, [*starts[1:], self.end], strict=True))
-        grid = Grid(setting, guide.plan.rows, guide.plan.cols, guide.plan.devices)
-        self.states = grid.tail(self.end, guide.plan.tail_mode).memory_bytes
-        self.parts: dict[int, list[TilePart]] = {}
-        self.times: dict[tuple[int, int], float] = {}
-
-    def seconds(self, rank: int, units: int) -> float:
-        """Computing time of a tile of so many units."""
-        if (rank, units) not in self.times:
-            profile = self.setting.profiles[rank]
-            parts = self._look(units)
-            self.times[rank, units] = sum(part.seconds(self.setting, profile) for part in parts) if parts else inf
-        return self.times[rank, units]
-
-    def most(self, rank: int, total: int) -> int:
-        """The units for which the device has memory."""
-        limit = self.setting.limit(rank)
-        if limit == inf:
-            return total
-        return bisect_left(range(1, total + 1), True, key=lambda units: self._bytes(rank, units) > limit)
-
-    def _bytes(self, rank: int, units: int) -> float:
-        parts = self._look(units)
-        if not parts:
-            return 0.0  # too small for a pixel of every map; `seconds` says so
-        if self.guide.checkpoint:
-            maps = sum(part.held for part in parts) + max(part.inner for part in parts)
-        else:
-            maps = sum(part.kept for part in parts)
-        return maps + self.states[self.guide.plan.devices.index(rank)]
-
-    def _look(self, units: int) -> list[TilePart]:
-        if units not in self.parts:
-            plan = self.guide.plan
-            size = min(self.side, units * self.unit)
-            before = (self.side - size) // 2 // self.unit * self.unit
-            cut = tuple(s for s in (before, size, self.side - size - before) if s)
-            place = 1 if before else 0
-            other = plan.cols if self.axis == 0 else plan.rows
-            middle = len(other) // 2
-            rows, cols = (cut, other) if self.axis == 0 else (other, cut)
-            tile = place * len(cols) + middle if self.axis == 0 else middle * len(cols) + place
-            grid = Grid(self.setting, rows, cols, [0] * (len(rows) * len(cols)))
-            fits = grid.deepest >= self.end
-            self.parts[units] = [grid.tile_part(*group, tile) for group in self.groups] if fits else []
-        return self.parts[units]
-
-
 def _mended(setting: Setting, best: Prediction, unit: int) -> Prediction:
     """Moves single cuts by a unit as long as that gains, groups as they are."""
     improved = True
     while improved:
         improved = False
-        for candidate in _neighbours(best.plan, unit):
+        for candidate in moved_cuts(best.plan, unit):
             found = _try(setting, candidate, best.checkpoint)
             if found and _keeps_limits(setting, found) and found.step_s < best.step_s * (1 - 1e-9):
                 best, improved = found, True
                 break
     return best
-
-
-def _neighbours(plan: TilePlan, unit: int) -> Iterator[TilePlan]:
-    for axis, sizes in (("rows", plan.rows), ("cols", plan.cols)):
-        for place in range(len(sizes) - 1):
-            for step in (unit, -unit):
-                moved = list(sizes)
-                moved[place] += step
-                moved[place + 1] -= step
-                if min(moved) > 0:
-                    changed = {"rows": plan.rows, "cols": plan.cols, axis: tuple(moved)}
-                    yield TilePlan(
-                        changed["rows"], changed["cols"], plan.group_starts, plan.tail, plan.tail_mode, plan.devices
-                    )

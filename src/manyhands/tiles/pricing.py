@@ -1,184 +1,27 @@
 """What a plan costs: the predicted time of a training step, by parts, and the memory of each device.
 
-Tiles wait for each other wherever they exchange something: at every batch normalisation, whose sums are taken
-over all tiles, and at the start of every group. Between two such points the slowest tile counts. Boxes come from
-`regions.py`, so that what is priced is what is computed. All but the weights' gradients is a sum over groups,
-which is what lets the planner choose groups by dynamic programming.
+Tiles wait for each other wherever they exchange something: at every batch normalisation, whose sums are
+taken over all tiles, and at the start of every group. Between two such points the slowest tile counts.
+Boxes come from `regions.py`, so that what is priced is what is computed. All but the weights' gradients is
+a sum over groups, which is what lets the planner choose groups by dynamic programming.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import ceil, inf, prod
+from math import ceil
 
 from manyhands.tiles.geometry import Box, cut_tiles
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.plan import TailMode, TilePlan, check_plan
-from manyhands.tiles.profile import LayerWork, LinkProfile, Profile
 from manyhands.tiles.regions import Group, group_regions
-from manyhands.tiles.works import operation_works
+from manyhands.tiles.setting import GroupPrice, Prediction, Setting, TailPrice, TilePart, node_seconds
 
-__all__ = ["GroupPrice", "Grid", "Prediction", "Setting", "TailPrice", "predict"]
+__all__ = ["Grid", "GroupPrice", "Prediction", "Setting", "TailPrice", "TilePart", "predict"]
 
 INDEX_BYTES = 8  # a maximum's place, as torch keeps it
 KEEPERS = frozenset({"conv", "norm", "maxpool", "avgpool"})
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is planned for.
-
-    Attributes:
-        graph: The network.
-        profiles: Of each rank.
-        link: Between any two of them.
-        batch_size: Images a step.
-        memory_bytes: What each rank may use; empty means any amount.
-        value_bytes: Size of a number in memory.
-        wire_bytes: Size of a number on the wire.
-        optimizer_slots: Numbers that the optimizer keeps for each weight.
-        steps_per_sum: Over how many steps gradients are accumulated before they are summed over the ranks.
-    """
-
-    graph: TileGraph
-    profiles: tuple[Profile, ...]
-    link: LinkProfile
-    batch_size: int
-    memory_bytes: tuple[float, ...] = ()
-    value_bytes: int = 4
-    wire_bytes: int = 4
-    optimizer_slots: int = 0
-    steps_per_sum: int = 1
-
-    @property
-    def num_devices(self) -> int:
-        """How many ranks."""
-        return len(self.profiles)
-
-    def limit(self, rank: int) -> float:
-        """The memory of a rank."""
-        return self.memory_bytes[rank] if self.memory_bytes else inf
-
-    @cached_property
-    def works(self) -> tuple[LayerWork | None, ...]:
-        """By number of the operation; the input does nothing."""
-        return (None, *operation_works(self.graph, self.batch_size, self.value_bytes))
-
-    def weights(self, number: int) -> float:
-        """How many numbers an operation trains."""
-        work = self.works[number]
-        return work.weight_bytes / self.value_bytes if work else 0.0
-
-    def map_bytes(self, number: int) -> float:
-        """The size of an operation's output for the whole batch."""
-        return float(prod(self.graph.shapes[number]) * self.batch_size * self.value_bytes)
-
-    @cached_property
-    def round_s(self) -> float:
-        """A few numbers summed over all ranks, as a batch normalisation needs it."""
-        # Everybody tells everybody, all at once.
-        return self.link.latency_s if self.num_devices > 1 else 0.0
-
-    def sum_s(self, numbers: float) -> float:
-        """Many numbers summed over all ranks, in a ring."""
-        n = self.num_devices
-        if n == 1:
-            return 0.0
-        chunk = self.link.seconds(numbers * self.wire_bytes / n)
-        return 2 * (n - 1) * chunk / self.steps_per_sum
-
-
-@dataclass(frozen=True)
-class GroupPrice:
-    """What a group costs: seconds, and bytes of each tile.
-
-    Attributes:
-        forward_s: Computing forward.
-        backward_s: Computing both gradients.
-        halo_s: Borders given forward, and their gradients given back.
-        norm_s: Sums of batch normalisations, both ways.
-        kept: Bytes that each tile keeps from forward to backward.
-        held: Bytes that each tile keeps if the group is recomputed instead.
-        inner: Bytes that each tile keeps while it recomputes the group, beside what it held.
-    """
-
-    forward_s: float
-    backward_s: float
-    halo_s: float
-    norm_s: float
-    kept: tuple[float, ...]
-    held: tuple[float, ...]
-    inner: tuple[float, ...]
-
-    def seconds(self, checkpoint: bool) -> float:
-        """All of it; recomputing is a second forward pass, without messages."""
-        again = self.forward_s if checkpoint else 0.0
-        return self.forward_s + self.backward_s + self.halo_s + self.norm_s + again
-
-
-@dataclass(frozen=True)
-class TailPrice:
-    """What comes after the tiles, and the weights' gradients of all.
-
-    Attributes:
-        handoff_s: Maps on their way to the devices that compute the tail, and their gradients back.
-        tail_s: Computing the tail.
-        gradients_s: Summing the weights' gradients, as far as it outlasts the backward pass.
-        update_s: The optimizer.
-        memory_bytes: Of each tile: weights, their gradients and slots, and the tail's maps.
-    """
-
-    handoff_s: float
-    tail_s: float
-    gradients_s: float
-    update_s: float
-    memory_bytes: tuple[float, ...]
-
-    @property
-    def seconds(self) -> float:
-        """All of it."""
-        return self.handoff_s + self.tail_s + self.gradients_s + self.update_s
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """A plan and what is to be expected of it.
-
-    Attributes:
-        plan: The plan.
-        checkpoint: Whether groups are recomputed in the backward pass.
-        parts: Seconds of a step by what they are spent on.
-        memory_bytes: Of each rank: weights, gradients, optimizer and what is kept for the backward pass.
-        predicted_profile: Whether a device's times were predicted and not measured.
-    """
-
-    plan: TilePlan
-    checkpoint: bool
-    parts: Mapping[str, float]
-    memory_bytes: tuple[float, ...]
-    predicted_profile: bool
-
-    @property
-    def step_s(self) -> float:
-        """Seconds of a step."""
-        return sum(self.parts.values())
-
-
-@dataclass(frozen=True)
-class TilePart:
-    """One tile's part in a group: the boxes it computes, and its bytes as in `GroupPrice`."""
-
-    computed: Mapping[int, Box]
-    kept: float
-    held: float
-    inner: float
-
-    def seconds(self, setting: Setting, profile: Profile) -> float:
-        """Both passes, on a device of this profile."""
-        return sum(sum(_node_seconds(setting.graph, profile, *each)) for each in self.computed.items())
 
 
 class Grid:
@@ -223,6 +66,8 @@ class Grid:
                 norms += 1
                 forward_s, backward_s = forward_s + max(forward), backward_s + max(backward)
                 forward, backward = [0.0] * len(tiles), [0.0] * len(tiles)
+        if nodes[group.first].kind == "norm" and group.sends:
+            norms -= 1  # its sums travel with the borders
         return GroupPrice(
             forward_s + max(forward),
             backward_s + max(backward),
@@ -244,7 +89,7 @@ class Grid:
         rank = self.devices[tile]
         key = rank, number, box.area
         if key not in self._seconds:
-            self._seconds[key] = _node_seconds(self.setting.graph, self.setting.profiles[rank], number, box)
+            self._seconds[key] = node_seconds(self.setting.graph, self.setting.profiles[rank], number, box)
         return self._seconds[key]
 
     def _exchange_s(self, group: Group) -> float:
@@ -317,7 +162,7 @@ class Grid:
             2 * self._handoff_s(end, mode),
             tail_s,
             self._gradients_s(end, summed, part),
-            update_s,
+            update_s / setting.steps_per_sum,
             tuple(states + (maps if tile in workers else 0.0) for tile in tiles),
         )
 
@@ -367,21 +212,16 @@ class Grid:
                 )
             if number in wanted and setting.weights(number):
                 free = max(free, now) + setting.sum_s(setting.weights(number))
-        return max(0.0, free - now)
-
-
-def _node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float]:
-    node = graph.nodes[number]
-    times = profile.layers[node.name]
-    rows = box.area / node.sides[1]
-    return times.forward.at(rows), times.input_gradient.at(rows) + times.weight_gradient.at(rows)
+        return max(0.0, free - now) / setting.steps_per_sum
 
 
 def _is_norm(graph: TileGraph, number: int) -> bool:
     return number < len(graph.nodes) and graph.nodes[number].kind == "norm"
 
 
-def predict(setting: Setting, plan: TilePlan, checkpoint: bool = False, grid: Grid | None = None) -> Prediction:
+def predict(
+    setting: Setting, plan: TilePlan, checkpoint: bool = False, grid: Grid | None = None
+) -> Prediction:
     """What a plan costs.
 
     Raises:

@@ -1,9 +1,10 @@
 """How long a device takes for each layer of a tiled network, and a message between two devices.
 
-A profile holds, for every layer, the seconds of its forward pass, of its input's gradient and of its weights'
-gradient at several heights, because time is not proportional to height: a small tile pays the same calls and
-fills the vector units worse. Between heights it is interpolated. Profiles are measured (`measure.py`) or, for a
-device that is not at hand, predicted from its arithmetic and memory rates; a predicted one says so.
+A profile holds, for every layer, the seconds of its forward pass, of its input's gradient and of its
+weights' gradient at several heights, because time is not proportional to height: a small tile pays the same
+calls and fills the vector units worse. Between heights it is interpolated. Profiles are measured
+(`measure.py`) or, for a device that is not at hand, predicted from its arithmetic and memory rates; a
+predicted one says so.
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ class Curve:
 
     def __post_init__(self) -> None:
         if not self.rows or len(self.rows) != len(self.seconds):
-            raise ValueError(f"a curve needs as many seconds as rows, got {len(self.seconds)} and {len(self.rows)}")
+            raise ValueError(
+                f"a curve needs as many seconds as rows, got {len(self.seconds)} and {len(self.rows)}"
+            )
         if any(b <= a for a, b in zip(self.rows, self.rows[1:], strict=False)):
             raise ValueError(f"the rows of a curve must rise, got {self.rows}")
 
@@ -180,7 +183,9 @@ def predicted_profile(
     def curve(rows: Sequence[int], flops: float, fixed_bytes: float, moved_bytes: float, total: int) -> Curve:
         seconds = (
             call_s
-            + max(flops * r / total / flops_per_s, (fixed_bytes + moved_bytes * r / total) / memory_bytes_per_s)
+            + max(
+                flops * r / total / flops_per_s, (fixed_bytes + moved_bytes * r / total) / memory_bytes_per_s
+            )
             for r in rows
         )
         return Curve(tuple(float(r) for r in rows), tuple(seconds))

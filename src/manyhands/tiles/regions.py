@@ -115,7 +115,7 @@ def input_box(found: Regions, tile: int) -> Box:
 def group_regions(
     graph: TileGraph, owned: Mapping[int, tuple[Box, ...]], first: int, stop: int, handoff: set[int]
 ) -> Group:
-    """One group of a plan: the nodes from `first` up to `stop`, where `handoff` are nodes that the tail reads."""
+    """The nodes from `first` up to `stop` as one group; `handoff` are nodes that the tail reads."""
     inside = range(first, stop)
     imports = sorted({source for node in inside for source in graph.nodes[node].inputs if source < first})
     exports = [node for node in inside if node in handoff or any(r >= stop for r in graph.readers(node))]

@@ -1,4 +1,4 @@
-"""What each operation of a network does for a batch: arithmetic, weights, and the maps it reads and writes."""
+"""What each operation of a network does for a batch: arithmetic, weights, maps read and written."""
 
 from __future__ import annotations
 
