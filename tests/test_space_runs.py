@@ -13,11 +13,11 @@ from safetensors.torch import load_file
 
 from manyhands.errors import JobError
 from manyhands.fleet import make_fleet
-from manyhands.grouping import plan_group, ranked, read_group_graph
 from manyhands.job import Job, load_job
 from manyhands.lessons import load_material
 from manyhands.run import compare, train
 from manyhands.sizing import Library
+from manyhands.tile_groups import plan_group, ranked, read_group_graph
 
 MakeJob = Callable[..., Job]
 SPACE = {"by": "space"}

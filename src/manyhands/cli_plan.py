@@ -10,13 +10,13 @@ from rich.table import Table
 
 from manyhands.cli_common import JobArgument, JsonOption, SeedOption, SetOption, make_console, read_job
 from manyhands.errors import JobError
-from manyhands.grouping import GroupPlan
 from manyhands.job import Job
 from manyhands.lessons import load_material
 from manyhands.report.units import bytes_text, memory_text, percent_text, seconds_text
 from manyhands.run import put_together
 from manyhands.sizing import Library
 from manyhands.splits.seat import Split
+from manyhands.tile_groups import GroupPlan
 
 __all__ = ["plan"]
 

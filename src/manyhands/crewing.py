@@ -26,7 +26,6 @@ from manyhands.crew.meeting import say_gone
 from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import JobError, RunError
-from manyhands.grouping import GroupPlan, ranked
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, load_material
@@ -37,6 +36,7 @@ from manyhands.report.plots import save_pngs
 from manyhands.report.summary import Part, Tally
 from manyhands.run import Watch, make_result, put_together
 from manyhands.sizing import Library
+from manyhands.tile_groups import GroupPlan, ranked
 
 __all__ = ["conclude", "is_crew_run", "train_crew"]
 

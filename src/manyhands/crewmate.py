@@ -25,7 +25,6 @@ from manyhands.crew.stepping import make_step
 from manyhands.crewing import conclude
 from manyhands.data import Dataset
 from manyhands.errors import JobError, ManyhandsError
-from manyhands.grouping import plan_group, ranked, read_group_graph
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.learn.supervised import LocalPhase
@@ -34,6 +33,7 @@ from manyhands.report.folder import RunFolder
 from manyhands.run import put_together
 from manyhands.seeds import derive
 from manyhands.sizing import Library
+from manyhands.tile_groups import plan_group, ranked, read_group_graph
 
 __all__ = ["main"]
 

@@ -24,7 +24,6 @@ from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
 from manyhands.fleet import Fleet, make_fleet
-from manyhands.grouping import GroupPlan, linked, parts_of, plan_groups, speaker
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
@@ -39,6 +38,7 @@ from manyhands.seeds import derive
 from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
+from manyhands.tile_groups import GroupPlan, linked, parts_of, plan_groups, speaker
 
 __all__ = ["Watch", "check", "compare", "make_result", "put_together", "resume", "train"]
 

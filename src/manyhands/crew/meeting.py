@@ -68,7 +68,8 @@ class Meeting:
         self._generation = 0
         self._before: set[int] | None = None
         self._counts = dict.fromkeys(self._everyone, -1)
-        self._heard_s = dict.fromkeys(self._everyone, wall_seconds())
+        self._missed = dict.fromkeys(self._everyone, 0)
+        self._pause_s = min(max(patience_s / 20, 0.05), 0.5)
         self._gone: set[str] = set()
         self._given_up: set[str] = set()
         self._store_lost: str | None = None
@@ -171,7 +172,7 @@ class Meeting:
             self._before = _connections()
             self._generation = generation
             for name in roster:
-                self._heard_s[name] = wall_seconds()
+                self._missed[name] = 0
         try:
             dist.init_process_group(
                 "gloo",
@@ -199,8 +200,7 @@ class Meeting:
     # The heartbeat.
 
     def _pulse(self) -> None:
-        pause_s = min(max(self._patience_s / 20, 0.05), 0.5)
-        while not self._stop.wait(pause_s):
+        while not self._stop.wait(self._pause_s):
             try:
                 broken = self._beat()
             except RuntimeError as error:
@@ -221,11 +221,10 @@ class Meeting:
         store.add(f"beat/{self._name}", 1)
         counts = {name: store.add(f"beat/{name}", 0) for name in self._everyone if name != self._name}
         gone = {name for name in counts if store.check([f"gone/{name}"])}
-        now_s = wall_seconds()
         with self._lock:
             for name, count in counts.items():
-                if count != self._counts[name]:
-                    self._counts[name], self._heard_s[name] = count, now_s
+                self._missed[name] = self._missed[name] + 1 if count == self._counts[name] else 0
+            self._counts |= counts
             self._gone = gone
             missed = (self._silent() | gone) - self._given_up
             generation, forms = self._generation, self._before is not None
@@ -236,12 +235,11 @@ class Meeting:
         return bool(store.add(f"{generation}/broken", 0))
 
     def _silent(self) -> set[str]:
-        now_s = wall_seconds()
-        return {
-            name
-            for name, heard_s in self._heard_s.items()
-            if name != self._name and now_s - heard_s > self._patience_s
-        }
+        """Those who have not been heard for so many of this device's own beats as make up its patience.
+
+        Counted in beats and not by the clock, so that a machine that stood still itself blames nobody.
+        """
+        return {name for name, missed in self._missed.items() if missed * self._pause_s >= self._patience_s}
 
     # The store.
 

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from manyhands.crew.member import Step
 from manyhands.crew.state import Learner
-from manyhands.grouping import GroupPlan
 from manyhands.learn.gradients import as_input
 from manyhands.splits import SpaceSection
+from manyhands.tile_groups import GroupPlan
 from manyhands.tiles import TileGraph
 from manyhands.tiles.module import TiledModule
 
