@@ -45,7 +45,7 @@ class Broken(RunError):
 
 def say_gone(store: Store, name: str) -> None:
     """Says at the store that a device's process has ended, for those who would wait for its heartbeat."""
-    store.set(f"gone/{name}", b"1")
+    store.set(f"gone/{name}", "1")
 
 
 class Meeting:
@@ -62,7 +62,7 @@ class Meeting:
         self._name, self._everyone, self._patience_s = name, tuple(everyone), patience_s
         self._store = store
         # A client serves one call at a time, and a heartbeat must not wait for another's call to return.
-        self._pulse_store = store.clone()
+        self._pulse_store: TCPStore = store.clone()  # type: ignore[attr-defined]  # missing in the stubs
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._generation = 0
@@ -174,9 +174,11 @@ class Meeting:
             for name in roster:
                 self._missed[name] = 0
         try:
+            # Opened now, so that it is cut with the rest if a device dies while the others wait for its address.
+            store: TCPStore = self._store.clone()  # type: ignore[attr-defined]
             dist.init_process_group(
                 "gloo",
-                store=PrefixStore(f"{generation}/group", self._store.clone()),
+                store=PrefixStore(f"{generation}/group", store),
                 rank=rank,
                 world_size=len(roster),
                 timeout=GROUP_TIMEOUT,
