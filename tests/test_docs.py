@@ -332,7 +332,7 @@ def type_name(value: Any) -> str:
     return (names | {list: "list", dict: "object"})[type(value)]
 
 
-WAYS = ["synchronous", "asynchronous", "isolated", "neighbours", "task", "data", "push", "epidemic"]
+WAYS = ["synchronous", "asynchronous", "isolated", "neighbours", "task", "data", "push", "epidemic", "space"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -348,6 +348,8 @@ def test_the_result_page_names_every_key_and_every_event(
     elif way in ("data", "push"):
         changes["split"] = {"by": "data", "data": {"replicas": 1}}
         changes["exchange"] |= {"mode": "neighbours" if way == "data" else way}
+    elif way == "space":
+        changes = {"split": {"by": "space"}}
     else:
         changes["exchange"]["mode"] = way
     check_result(train(small_job(**changes), tmp_path))
@@ -373,6 +375,8 @@ def check_result(result: dict[str, Any]) -> None:
         check_against("A point of a curve", point)
     for event in result["events"]:
         check_against("A notable event", event)
+    for group in result["groups"]:
+        check_against("A tile group", group)
 
 
 def test_the_result_page_names_every_key_of_a_comparison(

@@ -35,7 +35,9 @@ from manyhands.cli_common import (
     watching,
 )
 from manyhands.cli_compare import compare
+from manyhands.cli_plan import plan
 from manyhands.cli_profile import profile
+from manyhands.crewing import is_crew_run, train_crew
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
 from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
@@ -73,12 +75,14 @@ def train(
     folder = new_folder(out, wanted.name)
     console = make_console(quiet or as_json)
     with watching(console, alone=wanted.run.alone) as table, stoppable(f"'manyhands resume {folder}'"):
-        result = run_train(wanted, folder, table, table and table.reading)
+        go = train_crew if engine == "live" else run_train
+        result = go(wanted, folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
 
 app.command()(compare)
 app.command()(profile)
+app.command()(plan)
 
 
 @app.command()
@@ -93,7 +97,10 @@ def resume(
         console.print(f"{escape(str(folder))} is finished; this is its result.")
     alone = RunFolder(folder).is_run and load_job(RunFolder(folder).job).run.alone
     with watching(console, alone=alone) as table, stoppable(f"'manyhands resume {folder}'"):
-        result = run_resume(folder, table, table and table.reading)
+        if is_crew_run(folder):
+            result = train_crew(load_job(RunFolder(folder).job), folder, table, table and table.reading)
+        else:
+            result = run_resume(folder, table, table and table.reading)
     _show_result(console, result, folder, as_json=as_json)
 
 

@@ -39,7 +39,7 @@ SeedOption = Annotated[int | None, typer.Option("--seed", min=0, help="Takes the
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Changes a key of the job; repeatable.")
 ]
-EngineOption = Annotated[str, typer.Option("--engine", help="What drives the devices: simulate.")]
+EngineOption = Annotated[str, typer.Option("--engine", help="What drives the devices: simulate or live.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
@@ -51,8 +51,8 @@ def read_job(path: Path | None, changes: list[str] | None, seed: int | None) -> 
 
 def check_engine(engine: str) -> None:
     """Refuses an engine that there is not."""
-    if engine != "simulate":
-        raise JobError("--engine", engine, "there is no such engine; choose simulate")
+    if engine not in ("simulate", "live"):
+        raise JobError("--engine", engine, "there is no such engine; choose simulate or live")
 
 
 def new_folder(out: Path | None, name: str) -> Path:

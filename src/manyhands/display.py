@@ -20,6 +20,7 @@ from manyhands.report.reading import (
     whose_network,
 )
 from manyhands.report.spread import Comparison, Panel, Spread, headings, key_label, panels, value_text
+from manyhands.report.tiling import group_lines
 from manyhands.report.units import bytes_text, counted, energy_text, seconds_text
 
 __all__ = [
@@ -61,7 +62,8 @@ def result_table(result: Mapping[str, Any]) -> RenderableType:
         )
     if len(devices) > MAX_ROWS:
         table.add_row(f"... and {len(devices) - MAX_ROWS} more", style="dim")
-    return Group(Text(_headline(result), style="bold"), table, *_chosen_sizes(chosen))
+    groups = [Text(line, style="dim") for line in group_lines(result)]
+    return Group(Text(_headline(result), style="bold"), table, *groups, *_chosen_sizes(chosen))
 
 
 def _chosen_sizes(devices: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
@@ -81,7 +83,8 @@ def _chosen_sizes(devices: Sequence[Mapping[str, Any]]) -> Iterator[RenderableTy
 
 def _headline(result: Mapping[str, Any]) -> str:
     parts = [f"{result['job']}: {result.get('form') or result['split']}", counted(result["rounds"], "round")]
-    parts.append(f"{seconds_text(result['seconds'])} simulated")
+    how = " simulated" if result.get("engine", "simulate") == "simulate" else ""
+    parts.append(f"{seconds_text(result['seconds'])}{how}")
     measure = measure_of(result)
     if (value := result[measure.key]) is not None:
         parts.append(f"test {measure.key} {measure.short(value)} ({whose_network(result)})")

@@ -94,6 +94,8 @@ class Job(Section):
             JobError: What it says of its devices or its data cannot be had under that split.
         """
         section, fleet = self.split.under(split), self.fleet
+        if section.by != "space" and not fleet.has_groups:
+            section = section.model_copy(update={"space": None})
         if section.task is None:
             devices = tuple(table.model_copy(update={"classes": None}) for table in fleet.device)
             fleet = fleet.model_copy(update={"device": devices})
@@ -196,6 +198,7 @@ def _checked(said: dict[str, Any]) -> Job:
     _check_material(job)
     _check_task(job)
     _check_data_split(job)
+    _check_groups(job)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)
@@ -297,6 +300,21 @@ def _check_data_split(job: Job) -> None:
         if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
             expected = "leave it out: in a split by data a round goes once through what there is time for"
             raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
+
+
+def _check_groups(job: Job) -> None:
+    """What a job says of tile groups it must have, and they learn from data."""
+    if job.split.by != "space" and not job.fleet.has_groups:
+        if job.split.space is not None:
+            expected = (
+                'is read by tile groups, and this job has none: write by = "space", or give devices a group'
+            )
+            raise JobError("split.space", None, expected)
+        return
+    if job.game.name is not None:
+        raise JobError(
+            "game.name", job.game.name, "tile groups learn from data; leave the groups or this out"
+        )
 
 
 def _apply(said: dict[str, Any], change: str) -> None:

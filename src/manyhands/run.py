@@ -38,8 +38,9 @@ from manyhands.seeds import derive
 from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
+from manyhands.tile_groups import GroupPlan, linked, parts_of, plan_groups, speaker
 
-__all__ = ["Watch", "check", "compare", "resume", "train"]
+__all__ = ["Watch", "check", "compare", "make_result", "put_together", "resume", "train"]
 
 Watch = Callable[[str, Job, Tally, Facts | None], None]
 """Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
@@ -83,7 +84,7 @@ def compare(
 
 def check(job: Job, material: Material, progress: ReadingProgress | None = None) -> None:
     """Puts a run together without starting it, so that a mistake shows before anything is trained."""
-    _put_together(job, material, Library(job, material, progress))
+    put_together(job, material, Library(job, material, progress))
 
 
 def _train(
@@ -100,13 +101,13 @@ def _train(
     """
     started = wall_seconds()
     library = Library(job, material, progress)
-    fleet, split, team = _put_together(job, material, library)
+    fleet, split, team, groups = put_together(job, material, library)
     folder.begin(job.to_toml())
     alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts, team.measure)
     ends = _simulate(job, fleet, team, folder, tally, watch)
     models, lost = _models(team, split, library, ends, tally.finished)
-    result = _result(job, material, fleet, team, tally)
+    result = make_result(job, material, fleet, team, tally, groups)
     result["lost_blocks"] = lost
     result["prepared"] = library.prepared.figures if library.prepared else None
     if split.merged is not None and "global" in models:
@@ -127,8 +128,11 @@ def _train(
     return result
 
 
-def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
-    fleet = make_fleet(job.fleet, seed=job.seed)
+def put_together(
+    job: Job, material: Material, library: Library
+) -> tuple[Fleet, Split, Team, dict[str, GroupPlan]]:
+    """The devices, who trains what, the programs, and how tile groups compute."""
+    fleet = make_fleet(job.fleet, seed=job.seed, tiled=job.split.by == "space")
     check_fleet(job, fleet)
     Contention(job.contention, fleet)  # names devices and files that are there
     _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part
@@ -136,9 +140,10 @@ def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet
     lessons = give_lessons(job, material, fleet)
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
+    sizing, groups = plan_groups(job, material.shape, sizing, split, library)
     team = make_team(job, sizing, split, library, lessons)
     _check_faults(job, fleet.names, tuple(team.hosts))
-    return sizing.fleet, split, team
+    return sizing.fleet, split, team, groups
 
 
 def _check_same(job: Job, other_hash: str, out: Path) -> None:
@@ -206,9 +211,18 @@ def _check_faults(job: Job, devices: Sequence[str], hands: Sequence[str]) -> Non
                 raise JobError(key, name, f"there is no such device; choose one of {', '.join(devices[:10])}")
 
 
-def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally) -> dict[str, Any]:
+def make_result(
+    job: Job,
+    material: Material,
+    fleet: Fleet,
+    team: Team,
+    tally: Tally,
+    groups: Mapping[str, GroupPlan],
+) -> dict[str, Any]:
     """The contract of result.json, but for the time that the run took here."""
-    last = tally.curve[-1] if tally.curve else None
+    # One group that has all the data is all there is to measure.
+    curve = tally.devices[fleet.names[0]].curve if job.split.by == "space" else tally.curve
+    last = curve[-1] if curve else None
     rounds = tally.round if team.coordinator_host else max(d.rounds for d in tally.devices.values())
     leading = {COORDINATOR} if team.coordinator_host else _not_lost(tally)
     return {
@@ -234,16 +248,17 @@ def _result(job: Job, material: Material, fleet: Fleet, team: Team, tally: Tally
         "merged_size": None,
         "prepared": None,
         "lost_blocks": [],
-        "curve": tally.curve,
+        "curve": curve,
         "topology": {
-            "nodes": [device.name for device in fleet.devices],
-            "edges": [[link.a, link.b] for link in fleet.links],
-            "coordinator": team.coordinator_host,
+            "nodes": [device.name for device in fleet.hardware],
+            "edges": linked(fleet),
+            "coordinator": team.coordinator_host and speaker(fleet[team.coordinator_host]),
         },
+        "groups": [plan.facts for plan in groups.values()],
         "num_notable": tally.num_notable,
         "events": tally.notable,
         "baseline": None,
-        "devices": tally.device_figures(fleet, team.statics),
+        "devices": tally.device_figures(fleet, team.statics, parts_of(groups)),
     }
 
 
@@ -266,6 +281,8 @@ def _models(
         together, lost = averaged_network(split, library, held, num_examples)
     else:
         together = merged_network(split.merged, library, merged.blocks) if split.merged else None
+    if split.name == "space":  # what the one group has is what there is
+        together = next(iter(models.values()), None)
     return models if together is None else {**models, "global": together}, lost
 
 

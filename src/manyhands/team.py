@@ -79,7 +79,7 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
     Raises:
         JobError: A device cannot compute here, or the coordinator's is no device.
     """
-    for device in fleet.devices:
+    for device in fleet.hardware:
         _check_torch_device(device)
     if job.exchange.coordinated:
         _coordinator_host(job, fleet)
@@ -91,7 +91,8 @@ def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons:
     looker = Looker(lessons, len(library.sizes) + 4)
     setting = _Setting(job, fleet, split, library, lessons, looker)
     for device in fleet.devices:
-        _check_memory(setting, device)
+        if not device.executors:  # a group's plan has seen to it
+            _check_memory(setting, device)
     phases = {device.name: _phase(setting, device) for device in fleet.devices}
     together = _together(setting, phases)
     members = {name: _member(setting, phase, together) for name, phase in phases.items()}

@@ -10,7 +10,7 @@ import itertools
 import re
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
@@ -57,6 +57,8 @@ class Device:
         time_budget_s: How long a local phase of a network that is chosen for it may take; ``None``: any time.
         classes: The classes that it trains, by name or number, where the job is split by task; ``None``: all,
             or those that the job assigns.
+        executors: Where this participant is a tile group: the devices that compute one network together.
+            Its own figures are then theirs taken together.
     """
 
     name: str
@@ -74,6 +76,7 @@ class Device:
     size: str | None = None
     time_budget_s: float | None = None
     classes: tuple[int | str, ...] | None = None
+    executors: tuple[Device, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,11 @@ class Fleet:
     def names(self) -> tuple[str, ...]:
         """All names, in the job's order."""
         return tuple(device.name for device in self.devices)
+
+    @property
+    def hardware(self) -> tuple[Device, ...]:
+        """The devices themselves: of a tile group, those that it is made of."""
+        return tuple(part for device in self.devices for part in device.executors or (device,))
 
     def __getitem__(self, name: str) -> Device:
         return self.devices[self._index[name]]
@@ -177,18 +185,34 @@ class DeviceSection(Section):
     size: str | None = None
     time_budget_s: Positive | None = None
     classes: Annotated[tuple[int | str, ...], Field(min_length=1)] | None = None
+    group: str | None = None
 
 
-def make_devices(sections: Sequence[DeviceSection]) -> tuple[Device, ...]:
-    """The devices that the tables of a job describe, with every share filled in.
+def make_devices(sections: Sequence[DeviceSection], together: str | None = None) -> tuple[Device, ...]:
+    """The participants that the tables of a job describe, with every share filled in.
+
+    Args:
+        sections: The tables. Those with the same `group` describe one participant, a tile group.
+        together: The name of the one group that all of them form, whatever they say; None: as they say.
 
     Raises:
-        JobError: A kind, name, share or figure is not possible.
+        JobError: A kind, name, share, group or figure is not possible.
     """
     templates = [_make_template(i, section) for i, section in enumerate(sections)]
     origin = _make_names(sections)
-    devices = [replace(templates[i], name=name) for name, i in origin.items()]
-    return _fill_shares(devices, list(origin.values()))
+    groups: dict[str, list[tuple[Device, int]]] = {}
+    for name, i in origin.items():
+        group = together or sections[i].group
+        groups.setdefault(f"group {group}" if group else name, []).append(
+            (replace(templates[i], name=name), i)
+        )
+    hands = [
+        _form_group(key.removeprefix("group "), members, origin)
+        if key.startswith("group ")
+        else members[0][0]
+        for key, members in groups.items()
+    ]
+    return _fill_shares(hands, [members[0][1] for members in groups.values()])
 
 
 def _key(table: int, field: str) -> str:
@@ -257,16 +281,52 @@ def _make_names(sections: Sequence[DeviceSection]) -> dict[str, int]:
     return origin
 
 
-def _check_name(table: int, name: str) -> None:
+def _check_name(table: int, name: str, field: str = "name") -> None:
     if not NAME.fullmatch(name):
         raise JobError(
-            _key(table, "name"),
+            _key(table, field),
             name,
             "must begin with a letter or digit and hold only letters, digits and _ . - (at most 64)",
         )
     if name.casefold() in RESERVED_NAMES:
         taken = " and ".join(f'"{word}"' for word in sorted(RESERVED_NAMES))
-        raise JobError(_key(table, "name"), name, f"{taken} are names manyhands uses itself; take another")
+        raise JobError(_key(table, field), name, f"{taken} are names manyhands uses itself; take another")
+
+
+def _form_group(name: str, members: Sequence[tuple[Device, int]], taken: Mapping[str, int]) -> Device:
+    """The participant that several devices make together.
+
+    What it does takes them as long as a plan says; until there is one, its figures are sums. It speaks with
+    others over the best link that any of them has.
+    """
+    devices, tables = [device for device, _ in members], [table for _, table in members]
+    table = tables[0]
+    _check_name(table, name, "group")
+    if name.casefold() in {other.casefold() for other in taken}:
+        raise JobError(_key(table, "group"), name, "a device has this name already; take another")
+    if len(devices) < 2:
+        expected = f"a tile group needs two devices or more, and {devices[0].name} is alone in it"
+        raise JobError(_key(table, "group"), name, expected)
+    for field in ("size", "time_budget_s", "classes", "torch_device", "interaction_rate"):
+        for device, other in zip(devices, tables, strict=True):
+            if getattr(device, field) != getattr(devices[0], field):
+                expected = f"all devices of the tile group {name} need the same, which trains one network"
+                raise JobError(_key(other, field), getattr(device, field), expected)
+    kinds = Counter(device.kind for device in devices)
+    shares = [device.share for device in devices if device.share is not None]
+    speaker = max(devices, key=lambda device: device.bandwidth_bps)
+    return replace(
+        speaker,
+        name=name,
+        kind=" + ".join(f"{count} x {kind}" for kind, count in kinds.items()),
+        flops=sum(device.flops for device in devices),
+        cores=sum(device.cores for device in devices),
+        memory_bytes=sum(device.memory_bytes for device in devices),
+        active_watts=sum(device.active_watts for device in devices),
+        idle_watts=sum(device.idle_watts for device in devices),
+        share=sum(shares) if len(shares) == len(devices) else None,
+        executors=tuple(devices),
+    )
 
 
 def _fill_shares(devices: Sequence[Device], tables: Sequence[int]) -> tuple[Device, ...]:

@@ -33,22 +33,45 @@ class FleetSection(Section):
     degree: int = 3
     edges: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def has_groups(self) -> bool:
+        """Whether some of the devices form tile groups."""
+        return any(table.group is not None for table in self.device)
 
-def make_fleet(section: FleetSection, *, seed: int) -> Fleet:
-    """The devices and links that a job's fleet table describes.
+
+ONE_GROUP = "crew"
+"""What a tile group of all devices is called where the job does not say."""
+
+
+def make_fleet(section: FleetSection, *, seed: int, tiled: bool = False) -> Fleet:
+    """The devices and links that a job's fleet table describes; a tile group is one of the devices.
 
     Args:
         section: The table.
         seed: Of the job; only a random graph uses it.
+        tiled: All devices form one tile group.
 
     Raises:
         JobError: Something in the table is not possible.
     """
-    devices = make_devices(section.device)
+    devices = make_devices(section.device, _one_group(section) if tiled else None)
     edges = _make_edges(section, devices, seed)
     # Sorted, so that a fleet depends on its graph and not on how the graph was made.
     ordered = sorted({(min(edge), max(edge)) for edge in edges})
     return Fleet(devices, tuple(_make_link(devices[i], devices[j]) for i, j in ordered))
+
+
+def _one_group(section: FleetSection) -> str:
+    """The name of the group that all devices form."""
+    names = {table.group: index for index, table in enumerate(section.device)}
+    if len(names) > 1:
+        (name, index) = next((name, index) for name, index in names.items() if name is not None)
+        expected = (
+            'with by = "space" all devices are one group: give them all the same, or none; '
+            "groups that exchange with others are members of any other split"
+        )
+        raise JobError(f"fleet.device[{index}].group", name, expected)
+    return next(iter(names)) or ONE_GROUP
 
 
 def _make_link(a: Device, b: Device) -> Link:

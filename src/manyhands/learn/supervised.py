@@ -102,7 +102,7 @@ class LocalPhase:
         """One local phase, after taking over the blocks."""
 
         def train(start: Tensors) -> Trained:
-            return self.trained(start, replica, self._batches(replica.num_rounds))
+            return self.trained(start, replica, self.batches(replica.num_rounds))
 
         return train_work(train, self.layout, self.send, replica, blocks, flops=self.flops, number=number)
 
@@ -139,7 +139,7 @@ class LocalPhase:
         saved = saved_slots(slots) if self.keep_optimizer else {}
         return Trained(own_copies(module.state_dict()), saved, facts)
 
-    def _batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def batches(self, number: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The phase's batches, as bytes.
 
         An epoch's examples are gathered once, as bytes; cutting batches out of them costs next to nothing.

@@ -27,6 +27,7 @@ from manyhands.report.reading import (
     split_text,
     whose_network,
 )
+from manyhands.report.tiling import groups_card
 from manyhands.report.units import (
     MISSING,
     bytes_text,
@@ -92,6 +93,7 @@ def write_page(result: Result, job_toml: str, path: Path) -> Path:
             for name, figure in figures(result).items()
         ),
         _devices(result, devices),
+        groups_card(result),
         _events(result),
         card("", job),
     ]

@@ -174,6 +174,8 @@ def whose_network(result: Result) -> str:
     """
     if number(result, measure_of(result).key) is None:
         return "mean of devices"
+    if result.get("split") == "space":
+        return "trained by all in tiles"
     if by_class(result):
         return "put together from the devices' parts"
     led = (result.get("topology") or {}).get("coordinator") is not None

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from manyhands.fleet import Fleet
+from manyhands.fleet import Device, Fleet
 from manyhands.hand import Facts
 from manyhands.report.reading import MEASURES, Measure
 
-__all__ = ["NOTABLE", "SCHEMA", "DeviceTally", "Tally"]
+__all__ = ["NOTABLE", "SCHEMA", "DeviceTally", "Part", "Tally"]
 
 SCHEMA = 1
 """Of result.json. It changes when a key changes its meaning or goes away, not when one is added."""
@@ -44,6 +44,7 @@ class DeviceTally:
     """What one hand has done so far."""
 
     rounds: int = 0
+    steps: int = 0
     examples: int = 0
     flops: float = 0.0
     merge_flops: float = 0.0
@@ -74,6 +75,27 @@ class DeviceTally:
             self.lost_at_seconds = None
 
 
+@dataclass(frozen=True)
+class Part:
+    """One device's part in each step of its tile group.
+
+    Attributes:
+        busy: The part of a step's time in which it computes.
+        flops: The part of the group's operations that it carries out.
+        memory_bytes: What training takes it.
+        sent_bytes: To the others of its group, a step.
+        received_bytes: From them, a step.
+        lost_at_seconds: When the group went on without it; None if it did not.
+    """
+
+    busy: float
+    flops: float
+    memory_bytes: int
+    sent_bytes: int
+    received_bytes: int
+    lost_at_seconds: float | None = None
+
+
 class Tally:
     """Counts the events of a run.
 
@@ -85,6 +107,7 @@ class Tally:
 
     def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy") -> None:
         self.measure = MEASURES[measure]
+        self.clock = "simulated"  # what kind of seconds these are
         self.seconds = 0.0
         self.round = 0
         self.num_events = 0
@@ -111,6 +134,7 @@ class Tally:
             device.merge_flops += event["flops"] * (event["work"] in AVERAGING)
             self.merges += merges
             device.examples += event["facts"].get("examples", 0)
+            device.steps = event["facts"].get("num_steps", device.steps)
             device.loss = event["facts"].get("loss", device.loss)
         elif kind == "interrupted":
             device.busy_seconds += max(event["seconds"] - event["started"], 0.0)
@@ -146,42 +170,79 @@ class Tally:
             )
             self.notable.append({k: event[k] for k in ("seconds", "device", "event")} | {"detail": said})
 
-    def device_figures(self, fleet: Fleet, statics: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """The `devices` of result.json: what was counted beside what was planned."""
-        figures = []
+    def device_figures(
+        self,
+        fleet: Fleet,
+        statics: Mapping[str, Mapping[str, Any]],
+        parts: Mapping[str, Part] | None = None,
+    ) -> list[dict[str, Any]]:
+        """The `devices` of result.json: what was counted beside what was planned.
+
+        Args:
+            fleet: Who took part.
+            statics: Participant -> what is known of it beforehand.
+            parts: Device of a tile group -> its part in each step.
+        """
+        figures: list[dict[str, Any]] = []
         for device in fleet.devices:
-            tally = self.devices[device.name]
-            here_seconds = self.seconds if tally.lost_at_seconds is None else tally.lost_at_seconds
-            waiting_seconds = max(here_seconds - tally.down_seconds - tally.busy_seconds, 0.0)
-            energy = device.active_watts * tally.busy_seconds + device.idle_watts * waiting_seconds
-            figures.append(
-                {
-                    "name": device.name,
-                    "kind": device.kind,
-                    "share": device.share,
-                    **statics[device.name],
-                    "rounds": tally.rounds,
-                    "accuracy": tally.accuracy,
-                    "score": tally.score,
-                    "accuracy_alone": None,
-                    "score_alone": None,
-                    "loss": tally.loss,
-                    "ratio": sum(tally.ratios) / len(tally.ratios) if tally.ratios else None,
-                    "flops": tally.flops,
-                    "merge_flops": tally.merge_flops,
-                    "examples": tally.examples,
-                    "bytes_sent": tally.bytes_sent,
-                    "bytes_received": tally.bytes_received,
-                    "busy_seconds": tally.busy_seconds,
-                    "slowed_seconds": tally.slowed_seconds,
-                    "waiting_seconds": waiting_seconds,
-                    "energy_joules": energy,
-                    "down_seconds": tally.down_seconds,
-                    "lost_at_seconds": tally.lost_at_seconds,
-                    "finished": tally.finished,
-                    "curve": tally.curve,
-                }
+            whole = self._figures(
+                device, device, statics[device.name], self.devices[device.name].busy_seconds
             )
+            if not device.executors:
+                figures.append(whole)
+            for executor in device.executors:
+                part = (parts or {})[executor.name]
+                figures.append(self._executor_figures(device, executor, part, statics[device.name]))
+        return figures
+
+    def _figures(
+        self, hand: Device, device: Device, static: Mapping[str, Any], busy_seconds: float
+    ) -> dict[str, Any]:
+        tally = self.devices[hand.name]
+        here_seconds = self.seconds if tally.lost_at_seconds is None else tally.lost_at_seconds
+        waiting_seconds = max(here_seconds - tally.down_seconds - busy_seconds, 0.0)
+        return {
+            "name": device.name,
+            "kind": device.kind,
+            "group": None if hand is device else hand.name,
+            "share": hand.share,
+            **static,
+            "rounds": tally.rounds,
+            "accuracy": tally.accuracy,
+            "score": tally.score,
+            "accuracy_alone": None,
+            "score_alone": None,
+            "loss": tally.loss,
+            "ratio": sum(tally.ratios) / len(tally.ratios) if tally.ratios else None,
+            "flops": tally.flops,
+            "merge_flops": tally.merge_flops,
+            "examples": tally.examples,
+            "bytes_sent": tally.bytes_sent,
+            "bytes_received": tally.bytes_received,
+            "busy_seconds": busy_seconds,
+            "slowed_seconds": tally.slowed_seconds,
+            "waiting_seconds": waiting_seconds,
+            "energy_joules": device.active_watts * busy_seconds + device.idle_watts * waiting_seconds,
+            "down_seconds": tally.down_seconds,
+            "lost_at_seconds": tally.lost_at_seconds,
+            "finished": tally.finished,
+            "curve": tally.curve,
+        }
+
+    def _executor_figures(
+        self, group: Device, device: Device, part: Part, static: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """One device of a tile group: the group's network, and its own part of the work and the traffic."""
+        tally = self.devices[group.name]
+        figures = self._figures(group, device, static, tally.busy_seconds * part.busy)
+        speaks = device.name == max(group.executors, key=lambda d: d.bandwidth_bps).name
+        figures["memory_bytes"] = part.memory_bytes
+        figures["flops"] = tally.flops * part.flops
+        figures["merge_flops"] = tally.merge_flops * speaks
+        figures["bytes_sent"] = tally.steps * part.sent_bytes + tally.bytes_sent * speaks
+        figures["bytes_received"] = tally.steps * part.received_bytes + tally.bytes_received * speaks
+        if part.lost_at_seconds is not None:
+            figures["lost_at_seconds"], figures["finished"] = part.lost_at_seconds, False
         return figures
 
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 from manyhands.splits.capacity import capacity
 from manyhands.splits.data import data, replica_holders
 from manyhands.splits.seat import Networks, Seat, Split
-from manyhands.splits.section import DataSplitSection, SplitSection, TaskSection
+from manyhands.splits.section import DataSplitSection, SpaceSection, SplitSection, TaskSection
+from manyhands.splits.space import space
 from manyhands.splits.task import task
 from manyhands.splits.whole import homogeneous, isolated
 
@@ -18,6 +19,7 @@ __all__ = [
     "DataSplitSection",
     "Networks",
     "Seat",
+    "SpaceSection",
     "Split",
     "SplitSection",
     "TaskSection",
@@ -30,5 +32,6 @@ SPLITS = {
     "capacity": capacity,
     "task": task,
     "data": data,
+    "space": space,
 }
 """By the name a job gives it (``[split] by = …``)."""

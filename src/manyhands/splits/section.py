@@ -10,7 +10,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from manyhands.models.forms import PLAIN, Form, FormName
 from manyhands.settings import Section
 
-__all__ = ["DataSplitSection", "SplitSection", "TaskSection"]
+__all__ = ["DataSplitSection", "SpaceSection", "SplitSection", "TaskSection"]
 
 _READERS = {
     "stem": "stem",
@@ -67,6 +67,18 @@ class DataSplitSection(Section):
     replicas: NonNegativeInt = 0
 
 
+class SpaceSection(Section):
+    """How the devices of a tile group compute one network together (``[split.space]``)."""
+
+    grid: Literal["auto"] | tuple[PositiveInt, PositiveInt] = "auto"
+    grouping: Literal["planned", "none", "fused"] = "planned"
+    tail: Literal["auto", "one", "data", "channels"] = "auto"
+    checkpoint: Literal["auto", "never", "always"] = "auto"
+    wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    profile: Literal["catalogue", "measured"] = "catalogue"
+    patience_s: PositiveFloat = 10.0
+
+
 class SplitSection(Section):
     """How the job is split (``[split]``)."""
 
@@ -79,18 +91,17 @@ class SplitSection(Section):
     scaler: bool = False
     task: TaskSection | None = None
     data: DataSplitSection | None = None
+    space: SpaceSection | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _what_goes_without_saying(cls, said: Any) -> Any:
         if not isinstance(said, dict):
             return said
-        if "by" not in said:
-            for key, by in (("form", "capacity"), ("task", "task"), ("data", "data")):
-                if key in said:
-                    said = {"by": by, **said}
-                    break
-        return {said["by"]: {}, **said} if said.get("by") in ("task", "data") else said
+        for key, by in (("form", "capacity"), ("task", "task"), ("data", "data"), ("space", "space")):
+            if "by" not in said and key in said:
+                said = {"by": by, **said}
+        return {said["by"]: {}, **said} if said.get("by") in ("task", "data", "space") else said
 
     @model_validator(mode="after")
     def _fits_the_form(self) -> SplitSection:
@@ -107,18 +118,27 @@ class SplitSection(Section):
         if self.data is not None and (self.by == "capacity" or self.task is not None):
             other = "task" if self.task is not None else "capacity"
             raise ValueError(f"data: a split by {other} goes through all data; leave one of them out")
+        if self.task is not None and self.by == "space":
+            raise ValueError("task: a split by space takes no classes apart; leave one of them out")
         return self
 
     def under(self, label: str) -> SplitSection:
         """The same settings for another split, named by itself or by a form of the split by capacity."""
         if label == "capacity":
             return self.model_copy(update={"by": label, "task": None, "data": None})
+        if label == "space":
+            return self.model_copy(update={"by": label, "task": None, "data": None, "space": self.tiling})
         if label not in get_args(FormName):
             task = self.task or (TaskSection() if label == "task" else None)
             data = self.data or (DataSplitSection() if label == "data" else None)
             return self.model_copy(update={"by": label, "task": task, "data": data})
         kept = {key: getattr(self, key) for key, form in _READERS.items() if form == label}
-        return SplitSection(by="capacity", form=cast(FormName, label), **kept)
+        return SplitSection(by="capacity", form=cast(FormName, label), space=self.space, **kept)
+
+    @property
+    def tiling(self) -> SpaceSection:
+        """How tile groups compute, whatever the split among participants is."""
+        return self.space or SpaceSection()
 
     @property
     def label(self) -> str:

@@ -1,0 +1,180 @@
+"""A rank of the contestants of `tiles.py` that run on torch: one device, tiles, DDP, and the bound.
+
+A rank is told on its standard input how many steps to take, answers with their times as one line of JSON, and
+waits for its next turn: contestants are so interleaved without paying for a start each time. All ranks of a
+contestant begin a turn together. An empty line ends it, after what it says of its memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from manyhands.models.yolov2 import VOC_ANCHORS, YoloV2
+
+SIDE = 416
+LEARNING_RATE = 1e-4
+
+
+def network(layers: str) -> nn.Module:
+    """YOLOv2, or its layers 0 to 15 as darknet numbers them: where maps outweigh weights."""
+    torch.manual_seed(1)
+    whole = YoloV2(3, 20, VOC_ANCHORS)
+    if layers == "all":
+        return whole.to(memory_format=torch.channels_last)
+    stages = whole.features
+    last = nn.Sequential()
+    for name, module in stages.stage5.named_children():
+        if name == "conv13":
+            break
+        last.add_module(name, module)
+    front = nn.Sequential(whole.stem, stages.stage2, stages.stage3, stages.stage4, last)
+    return front.to(memory_format=torch.channels_last)
+
+
+def images(count: int, rows: int) -> Tensor:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(count, 3, rows, SIDE, generator=generator)
+    return x.to(memory_format=torch.channels_last)
+
+
+def loss_of(output: Tensor, total: int) -> Tensor:
+    """The mean square over all that the group computes; the same for every contestant."""
+    return output.square().sum() / total
+
+
+Step = Callable[[], Tensor]
+Forward = Callable[[], tuple[Tensor, int]]
+
+
+def plain(model: nn.Module, x: Tensor) -> Forward:
+    def forward() -> tuple[Tensor, int]:
+        output = model(x)
+        return output, output.numel()
+
+    return forward
+
+
+def contestant(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Forward, Callable[[], None]]:
+    """The module to train, how it is called, and what is to be done between backward and the optimizer."""
+    model = network(options.layers)
+    if options.kind == "one":
+        return model, plain(model, images(options.batch, SIDE)), lambda: None
+    if options.kind == "bound":
+        # Sides must be multiples of 32 for the whole network, so its halves are 7 and 6 cells high.
+        rows = SIDE // 2 if options.layers == "front" else (224, 192)[rank]
+        return model, plain(model, images(options.batch, rows)), lambda: None
+    if options.kind == "ddp":
+        parallel = nn.parallel.DistributedDataParallel(model)
+        return parallel, plain(parallel, images(max(1, options.batch // 2), SIDE)), lambda: None
+    from tile_ours import tiled
+
+    return tiled(model, images(options.batch, SIDE), options)
+
+
+def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """The loss, and what is kept for the backward pass, weights apart, each storage once.
+
+    Autograd's own operations save tensors where only a hook sees them; tiles keep theirs where the garbage
+    collector does. What either of them finds counts.
+    """
+    weights = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    before = living_storages()
+    kept: dict[int, torch.UntypedStorage] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage
+        return tensor
+
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = forward()
+    found = {address: storage.nbytes() for address, storage in kept.items()}
+    found |= {address: size for address, size in living_storages().items() if address not in before}
+    return loss, sum(size for address, size in found.items() if address not in weights)
+
+
+def held_bytes(model: nn.Module) -> int:
+    """What is left after a step beside weights and gradients: tiles keep their memory for the next step."""
+    own = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    but = {tensor.untyped_storage().data_ptr() for tensor in own}
+    return sum(size for address, size in living_storages().items() if address not in but)
+
+
+def living_storages() -> dict[int, int]:
+    """Address and size of the memory of every tensor that Python objects hold."""
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) in {Tensor, nn.Parameter}]
+    return {
+        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
+        for t in tensors
+        if t.device.type == "cpu"
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=("one", "tiles", "ddp", "bound"), required=True)
+    parser.add_argument("--layers", choices=("front", "all"), required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--plan", default="")
+    parser.add_argument("--profile", default="")
+    parser.add_argument("--wire", default="")
+    parser.add_argument("--checkpoint", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    baseline = psutil.Process().memory_info().rss
+    model, forward, between = contestant(options, rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> float:
+        optimizer.zero_grad()
+        output, total = forward()
+        loss = loss_of(output, total)
+        loss.backward()
+        between()
+        optimizer.step()
+        return loss.item()
+
+    loss, activations = kept_bytes(model, lambda: loss_of(*forward()))
+    loss.backward()
+    between()
+    del loss
+    held = held_bytes(model)
+    settings = f"torch {torch.__version__}"
+    print(json.dumps({"ready": settings}), flush=True)
+    for line in sys.stdin:
+        if not line.strip():
+            break
+        dist.barrier()
+        times, losses = [], []
+        for _ in range(int(line) + 1):  # the first warms the caches
+            start = time.perf_counter()
+            losses.append(step())
+            times.append(time.perf_counter() - start)
+        print(json.dumps({"seconds": times[1:], "losses": losses}), flush=True)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(
+        json.dumps({"peak_bytes": peak - baseline, "activation_bytes": activations, "held_bytes": held}),
+        flush=True,
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

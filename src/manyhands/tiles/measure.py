@@ -1,0 +1,216 @@
+"""Measures a device's profile and its links: layers are run at several heights, messages sent to and fro.
+
+Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the
+same time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, fx
+from torch.utils.benchmark import Timer
+
+from manyhands.tiles.graph import TileGraph
+from manyhands.tiles.profile import HEIGHTS, NOTHING, Curve, LayerTimes, LinkProfile, Profile
+from manyhands.tiles.works import all_operations
+
+__all__ = ["TimedLayer", "layers_to_time", "measure_link", "measure_profile"]
+
+# Long enough for a layer of milliseconds to be called several times, short enough for a network of fifty.
+LEAST_S = 0.03
+PROBE_BYTES = 4 * 2**20
+
+
+@dataclass(frozen=True)
+class TimedLayer:
+    """One operation as it is to be timed.
+
+    Attributes:
+        name: Its name in the graph.
+        call: Computes it.
+        input_shapes: Of its inputs at full height, without the batch.
+        parameters: Its trainable tensors.
+        has_input_gradient: Whether backward must hand a gradient on.
+    """
+
+    name: str
+    call: Callable[..., Tensor]
+    input_shapes: tuple[tuple[int, ...], ...]
+    parameters: tuple[Tensor, ...] = ()
+    has_input_gradient: bool = True
+
+
+def layers_to_time(graph: TileGraph) -> Iterable[TimedLayer]:
+    """Every operation of a network, those after the hand-off too; modules are copied, one at a time."""
+    operations = all_operations(graph)
+    numbers = {operation: number for number, operation in enumerate(operations)}
+    for number, operation in enumerate(operations[1:], start=1):
+        sources = [source for source in operation.all_input_nodes if source in numbers]
+        shapes = tuple(graph.shapes[numbers[source]] for source in sources)
+        call, parameters = _callable(graph, operation, sources)
+        images_only = all(source.op == "placeholder" for source in sources)
+        yield TimedLayer(graph.names[number], call, shapes, parameters, not images_only)
+
+
+def _callable(
+    graph: TileGraph, operation: fx.Node, sources: Sequence[fx.Node]
+) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    if operation.op == "call_module":
+        module = copy.deepcopy(graph.traced.get_submodule(str(operation.target))).train()
+        if hasattr(module, "inplace"):
+            module.inplace = False  # the same input is used again and again
+        return module, tuple(p for p in module.parameters() if p.requires_grad)
+
+    def call(*inputs: Tensor) -> Tensor:
+        found = dict(zip(sources, inputs, strict=True))
+        args = fx.node.map_arg(operation.args, lambda node: found[node])
+        kwargs = fx.node.map_arg(operation.kwargs, lambda node: found[node])
+        if operation.op == "call_method":
+            result = getattr(args[0], str(operation.target))(*args[1:], **kwargs)
+        else:
+            assert callable(operation.target)
+            result = operation.target(*args, **kwargs)
+        assert isinstance(result, Tensor)
+        return result
+
+    return call, ()
+
+
+def measure_profile(
+    device: str,
+    layers: Iterable[TimedLayer],
+    batch_size: int,
+    heights: Sequence[float] = HEIGHTS,
+    least_s: float = LEAST_S,
+) -> Profile:
+    """Times every layer at parts of its full height, forward and both gradients."""
+    times = {layer.name: _measure_layer(layer, batch_size, heights, least_s) for layer in layers}
+    return Profile(device, times, batch_size, _copy_bytes_per_s(least_s))
+
+
+def _measure_layer(
+    layer: TimedLayer, batch_size: int, heights: Sequence[float], least_s: float
+) -> LayerTimes:
+    points: dict[float, tuple[float, float, float]] = {}
+    for inputs in _inputs(layer, batch_size, heights):
+        try:
+            rows, seconds = _measure_at(layer, inputs, least_s)
+        except (RuntimeError, ValueError):  # a kernel or a norm that does not fit into so few rows
+            continue
+        points.setdefault(float(rows), seconds)
+    if not points:
+        return LayerTimes(NOTHING)
+    found = sorted(points.items())
+    curves = [Curve(tuple(rows for rows, _ in found), tuple(s[i] for _, s in found)) for i in range(3)]
+    return LayerTimes(
+        curves[0],
+        curves[1] if layer.has_input_gradient else NOTHING,
+        curves[2] if layer.parameters else NOTHING,
+    )
+
+
+def _inputs(layer: TimedLayer, batch_size: int, heights: Sequence[float]) -> Iterable[list[Tensor]]:
+    """Random inputs at several heights, channels last; what has no rows comes once."""
+    full = layer.input_shapes[0][-2] if len(layer.input_shapes[0]) >= 3 else 1
+    # Even heights, which poolings of two take without a rest.
+    for height in sorted({max(2, 2 * round(full * part / 2)) for part in heights}) if full > 1 else [1]:
+        made = []
+        for shape in layer.input_shapes:
+            if len(shape) >= 3:
+                shape = (*shape[:-2], max(1, shape[-2] * height // full), shape[-1])  # noqa: PLW2901
+            tensor = torch.rand(batch_size, *shape)
+            if tensor.dim() == 4:
+                tensor = tensor.contiguous(memory_format=torch.channels_last)
+            made.append(tensor.requires_grad_(layer.has_input_gradient))
+        yield made
+
+
+def _measure_at(
+    layer: TimedLayer, inputs: list[Tensor], least_s: float
+) -> tuple[int, tuple[float, float, float]]:
+    """Rows of output, and the seconds of forward, input gradient and weight gradient."""
+    forward = _seconds(lambda: layer.call(*inputs), least_s)
+    output = layer.call(*inputs)
+    if not output.requires_grad:
+        return _rows(output), (forward, 0.0, 0.0)
+    gradient = torch.randn_like(output)
+    wanted = list(inputs) if layer.has_input_gradient else []
+    both = [*wanted, *layer.parameters]
+
+    def backward(to: Sequence[Tensor]) -> float:
+        def run() -> None:
+            torch.autograd.grad(output, to, gradient, retain_graph=True)
+
+        return _seconds(run, least_s) if to else 0.0
+
+    to_input, to_all = backward(wanted), backward(both)
+    if not layer.parameters:
+        return _rows(output), (forward, to_input, 0.0)
+    return _rows(output), (forward, to_input, max(0.0, to_all - to_input))
+
+
+def _rows(output: Tensor) -> int:
+    return output.shape[-2] if output.dim() >= 4 else 1
+
+
+def _seconds(call: Callable[[], object], least_s: float) -> float:
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=least_s).median
+
+
+def _copy_bytes_per_s(least_s: float) -> float:
+    source = torch.randn(1, 64, 8, 512).contiguous(memory_format=torch.channels_last)
+    target = torch.empty_like(source)
+    return source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), least_s)
+
+
+def measure_link(group: dist.ProcessGroup | None = None, num_messages: int = 50) -> LinkProfile:
+    """Latency and throughput between this rank and its neighbour; every rank of the group must call it.
+
+    Ranks are paired (0 with 1, 2 with 3, …) and all pairs speak at once; an odd one out takes the mean of the
+    others' figures, which all ranks are given, so that all plan with the same numbers.
+    """
+    rank, world = dist.get_rank(group), dist.get_world_size(group)
+    other = rank ^ 1
+    found: list[float] = []
+    for num_bytes in (4, PROBE_BYTES):
+        if other < world:
+            count = num_messages if num_bytes < PROBE_BYTES else max(3, num_messages // 10)
+            found.append(_exchange_seconds(num_bytes, other, group, count))
+        else:
+            found.append(0.0)
+        dist.barrier(group)
+    everyone = torch.zeros(world, 2, dtype=torch.float64)
+    everyone[rank] = torch.tensor(found, dtype=torch.float64)
+    dist.all_reduce(everyone, group=group)
+    pairs = everyone[: world - world % 2]
+    latency_s = statistics.median(pairs[:, 0].tolist())
+    transfer_s = statistics.median(pairs[:, 1].tolist()) - latency_s
+    return LinkProfile(latency_s, PROBE_BYTES / max(transfer_s, 1e-9))
+
+
+def _exchange_seconds(num_bytes: int, other: int, group: dist.ProcessGroup | None, count: int) -> float:
+    """Seconds in which two ranks have sent each other so many bytes."""
+    out, back = torch.zeros(num_bytes, dtype=torch.uint8), torch.zeros(num_bytes, dtype=torch.uint8)
+    peer = other if group is None else dist.get_global_rank(group, other)
+
+    def exchange() -> None:
+        sent = dist.isend(out, peer, group)
+        received = dist.irecv(back, peer, group)
+        assert sent is not None
+        assert received is not None
+        received.wait()
+        sent.wait()
+
+    # `timeit` makes the same number of calls on both sides; an adaptive timer would not.
+    return (
+        Timer("exchange()", globals={"exchange": exchange}, num_threads=torch.get_num_threads())
+        .timeit(count)
+        .mean
+    )

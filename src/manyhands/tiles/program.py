@@ -1,0 +1,160 @@
+"""A plan, made ready for one tile: boxes, layouts and message lists that are the same in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from manyhands.tiles.acts import Act, find_act
+from manyhands.tiles.geometry import Box, Interval, hull
+from manyhands.tiles.graph import Node, TileGraph
+from manyhands.tiles.layers import overwrites
+from manyhands.tiles.regions import Group, Regions, input_box
+
+__all__ = ["Piece", "Program", "call_again", "compile_tile", "conv_sight"]
+
+Piece = tuple[int, Box]
+"""A node and a box of its map."""
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one tile does.
+
+    Attributes:
+        graph: The network.
+        regions: Who owns, needs and computes what.
+        tile: Which tile this is.
+        box: Node -> what this tile computes of it; of the input, what it is given.
+        extent: Node -> the same with a frame of zeros, where its reader is a convolution that pads only one
+            side.
+        acts: Node -> the activation it is.
+        norm_acts: Batch norm -> the activation that is computed with it.
+        sends: For each group, tile -> pieces that it is sent.
+        receives: For each group, tile -> pieces that come from it.
+        first_norms: For each group the batch norm that it begins with, if its sums travel with the borders.
+        operations: Node -> the traced operation that it is.
+    """
+
+    graph: TileGraph
+    regions: Regions
+    tile: int
+    box: Mapping[int, Box]
+    extent: Mapping[int, Box]
+    acts: Mapping[int, Act]
+    norm_acts: Mapping[int, int]
+    sends: tuple[Mapping[int, tuple[Piece, ...]], ...]
+    receives: tuple[Mapping[int, tuple[Piece, ...]], ...]
+    first_norms: tuple[int | None, ...]
+    operations: Mapping[int, fx.Node]
+
+    def owned(self, node: int) -> Box:
+        """This tile's own part of a map."""
+        return self.regions.owned[node][self.tile]
+
+
+def compile_tile(graph: TileGraph, found: Regions, tile: int) -> Program:
+    """Works out what one tile does."""
+    box = {0: input_box(found, tile)}
+    for group in found.groups:
+        box.update(group.shares[tile].computed)
+    by_name = {node.name: node for node in graph.traced.graph.nodes}
+    acts = {
+        number: act
+        for number in range(1, found.end)
+        if (act := find_act(graph.traced, by_name[graph.nodes[number].fx_name])) is not None
+    }
+    return Program(
+        graph,
+        found,
+        tile,
+        box,
+        {number: _extent(graph, found, box, number) for number in box},
+        acts,
+        _norm_acts(graph, found, box, acts),
+        tuple(_pieces(group, tile, outgoing=True) for group in found.groups),
+        tuple(_pieces(group, tile, outgoing=False) for group in found.groups),
+        tuple(_first_norm(graph, group) for group in found.groups),
+        {number: by_name[graph.nodes[number].fx_name] for number in range(found.end)},
+    )
+
+
+def call_again(program: Program, number: int, tensors: Sequence[Tensor]) -> Tensor:
+    """Does a traced operation with other tensors, which it does not overwrite."""
+    operation = program.operations[number]
+    if overwrites(program.graph.traced, operation):
+        tensors = [tensor.clone() for tensor in tensors]
+    if operation.op == "call_module":
+        result: Tensor = program.graph.traced.get_submodule(str(operation.target))(*tensors)
+        return result
+    by_node = dict(zip(operation.all_input_nodes, tensors, strict=True))
+    args: Any = fx.map_arg(operation.args, lambda node: by_node[node])
+    kwargs: Any = fx.map_arg(operation.kwargs, lambda node: by_node[node])
+    if operation.op == "call_method":
+        called: Any = getattr(args[0], str(operation.target))(*args[1:], **kwargs)
+    else:
+        target: Any = operation.target
+        called = target(*args, **kwargs)
+    assert isinstance(called, Tensor)
+    return called
+
+
+def conv_sight(node: Node, box: Box, sides: tuple[int, int]) -> tuple[Box, tuple[int, int]]:
+    """What a convolution is handed to compute a box, and the padding that it may add by itself.
+
+    It can pad both sides of an axis alike. Where only one side is at the image's border, the zeros must be in
+    what it is handed.
+    """
+    assert node.windows is not None
+    intervals, paddings = [], []
+    for window, wanted, side in zip(node.windows, box, sides, strict=True):
+        before, after = window.pads(wanted, side)
+        alike = before == after
+        intervals.append(window.needs(wanted, side) if alike else window.sees(wanted))
+        paddings.append(before if alike else 0)
+    return Box(*(Interval(*interval) for interval in intervals)), (paddings[0], paddings[1])
+
+
+def _extent(graph: TileGraph, found: Regions, box: Mapping[int, Box], number: int) -> Box:
+    own_group = next((group for group in found.groups if group.first <= number < group.stop), None)
+    for reader in graph.readers(number):
+        if own_group is not None and own_group.first <= reader < own_group.stop:
+            node = graph.nodes[reader]
+            if node.kind == "conv":
+                return hull([box[number], conv_sight(node, box[reader], graph.nodes[number].sides)[0]])
+    return box[number]
+
+
+def _norm_acts(
+    graph: TileGraph, found: Regions, box: Mapping[int, Box], acts: Mapping[int, Act]
+) -> dict[int, int]:
+    pairs = {}
+    for group in found.groups:
+        for number in range(group.first, group.stop):
+            readers = graph.readers(number)
+            if graph.nodes[number].kind != "norm" or len(readers) != 1 or readers[0] >= group.stop:
+                continue
+            if readers[0] in acts and box[readers[0]] == box[number]:
+                pairs[number] = readers[0]
+    return pairs
+
+
+def _pieces(group: Group, tile: int, *, outgoing: bool) -> dict[int, tuple[Piece, ...]]:
+    found: dict[int, list[Piece]] = {}
+    for send in group.sends:
+        mine, other = (send.source, send.target) if outgoing else (send.target, send.source)
+        if mine == tile:
+            found.setdefault(other, []).append((send.node, send.box))
+    return {other: tuple(pieces) for other, pieces in sorted(found.items())}
+
+
+def _first_norm(graph: TileGraph, group: Group) -> int | None:
+    """The group's first node if it is a batch norm, the only one to read the only map that is imported."""
+    node = graph.nodes[group.first]
+    if node.kind != "norm" or group.imports != node.inputs or node.inputs == (0,):
+        return None
+    inside = [r for r in graph.readers(node.inputs[0]) if group.first <= r < group.stop]
+    return group.first if inside == [group.first] else None
