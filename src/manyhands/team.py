@@ -11,7 +11,7 @@ import torch
 
 from manyhands.blocks import Weights, covers, extract
 from manyhands.engine.network import Network
-from manyhands.engine.simulate import Participant
+from manyhands.engine.participant import Participant
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
@@ -225,7 +225,7 @@ def _participants(
     if host is None:
         return devices
     coordinator = Participant(
-        partial(coordinate, job=_coordination(setting, phases, host)), host, tuple(members)
+        partial(coordinate, job=_coordination(setting, phases, host)), host, tuple(members), serves=True
     )
     return {**devices, COORDINATOR: coordinator}
 

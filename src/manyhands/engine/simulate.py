@@ -37,7 +37,8 @@ from manyhands.engine.faults import (
 )
 from manyhands.engine.journal import Journal
 from manyhands.engine.network import Network
-from manyhands.engine.simulated_hand import Participant, SimulatedHand
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulated_hand import SimulatedHand
 from manyhands.errors import ManyhandsError, RunError
 from manyhands.fleet import Fleet
 from manyhands.hand import Facts, Message, Outcome, Work
