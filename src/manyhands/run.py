@@ -39,7 +39,7 @@ from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
 
-__all__ = ["Watch", "check", "compare", "resume", "train"]
+__all__ = ["Watch", "check", "compare", "put_together", "resume", "train"]
 
 Watch = Callable[[str, Job, Tally, Facts | None], None]
 """Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
@@ -83,7 +83,7 @@ def compare(
 
 def check(job: Job, material: Material, progress: ReadingProgress | None = None) -> None:
     """Puts a run together without starting it, so that a mistake shows before anything is trained."""
-    _put_together(job, material, Library(job, material, progress))
+    put_together(job, material, Library(job, material, progress))
 
 
 def _train(
@@ -100,7 +100,7 @@ def _train(
     """
     started = wall_seconds()
     library = Library(job, material, progress)
-    fleet, split, team = _put_together(job, material, library)
+    fleet, split, team = put_together(job, material, library)
     folder.begin(job.to_toml())
     alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
     tally = Tally(team.hosts, team.measure)
@@ -127,7 +127,8 @@ def _train(
     return result
 
 
-def _put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
+def put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
+    """From a job to its devices, who trains what, and the programs of all hands."""
     fleet = make_fleet(job.fleet, seed=job.seed)
     check_fleet(job, fleet)
     _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part

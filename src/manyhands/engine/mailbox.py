@@ -42,7 +42,8 @@ class Mailbox:
             async with asyncio.timeout(timeout_s):
                 return await future
         except TimeoutError:
-            return None
+            # It may have come in the very moment in which time was up.
+            return future.result() if future.done() and not future.cancelled() else None
         finally:
             self._waiting = None
 

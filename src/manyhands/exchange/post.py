@@ -1,8 +1,4 @@
-"""The post: how one hand's messages travel when every device is a process of its own.
-
-A transport is this one narrow interface. `exchange.memory_post` carries messages inside one process, and the
-wire carries them between hosts; the live engine knows neither.
-"""
+"""Post: how one hand's messages reach its peers on real hosts. The engine knows no more of the network."""
 
 from __future__ import annotations
 
@@ -11,26 +7,27 @@ from typing import Protocol
 
 from manyhands.hand import Message
 
-__all__ = ["Deliver", "Post", "Presence"]
-
-Deliver = Callable[[Message], None]
-"""Takes a message with its sender filled in."""
-
-Presence = Callable[[str, int | None], None]
-"""Told that a peer is there, with its incarnation, or gone (None)."""
+__all__ = ["Post"]
 
 
 class Post(Protocol):
     """One hand's mail: carries messages to peers, or loses them; tells who is there."""
 
     async def send(self, peer: str, message: Message) -> None:
-        """Hands a message over; returns when it is on its way. Never raises for a lost peer."""
+        """Returns when the message is handed over (tensors are offered for pull); a lost peer is no error."""
         ...
 
-    def open(self, deliver: Deliver, presence: Presence) -> None:
-        """Begins to take mail; both functions are called on the thread of the running asyncio loop."""
+    def open(
+        self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]
+    ) -> None:
+        """Begins to carry. Both functions are called on the thread of the running asyncio loop.
+
+        Args:
+            deliver: Is given each message that came, its sender filled in.
+            presence: Is told of a peer and its incarnation, or None when it is gone.
+        """
         ...
 
     async def close(self) -> None:
-        """Leaves politely: the others are told at once."""
+        """Leaves politely."""
         ...
