@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from manyhands.data import DataSection
 from manyhands.engine.faults import Fault
+from manyhands.engine.live import LiveSection
 from manyhands.errors import JobError, did_you_mean
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.fleet import FleetSection
@@ -62,6 +63,7 @@ class Job(Section):
     fleet: FleetSection
     fault: tuple[Fault, ...] = ()
     run: RunSection = RunSection()
+    live: LiveSection = LiveSection()
 
     @property
     def hash(self) -> str:
@@ -76,6 +78,7 @@ class Job(Section):
             ("run", "report"),
         ]:
             said[section].pop(key)
+        del said["live"]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:

@@ -127,7 +127,9 @@ def _train(
     return result
 
 
-def put_together(job: Job, material: Material, library: Library) -> tuple[Fleet, Split, Team]:
+def put_together(
+    job: Job, material: Material, library: Library, *, live: bool = False
+) -> tuple[Fleet, Split, Team]:
     """From a job to its devices, who trains what, and the programs of all hands."""
     fleet = make_fleet(job.fleet, seed=job.seed)
     check_fleet(job, fleet)
@@ -136,7 +138,7 @@ def put_together(job: Job, material: Material, library: Library) -> tuple[Fleet,
     lessons = give_lessons(job, material, fleet)
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
-    team = make_team(job, sizing, split, library, lessons)
+    team = make_team(job, sizing, split, library, lessons, live=live)
     _check_faults(job, fleet.names, tuple(team.hosts))
     return sizing.fleet, split, team
 

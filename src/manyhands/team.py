@@ -62,6 +62,12 @@ class _Setting:
     networks: Library
     lessons: Lessons
     looker: Looker
+    live: bool
+
+    def patient_s(self, expected_s: float) -> float:
+        """How long a round may be expected to take; live, nobody is given up sooner than `patience_s`."""
+        floor_s = self.job.live.patience_s / self.job.exchange.slack if self.live else 0.0
+        return max(expected_s, floor_s)
 
 
 def offered_networks(library: Library) -> Networks:
@@ -86,15 +92,18 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
         _coordinator_host(job, fleet)
 
 
-def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons) -> Team:
-    """Seats every device and binds the programs."""
+def make_team(
+    job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons, *, live: bool = False
+) -> Team:
+    """Seats every device and binds the programs; `live` for hosts of their own, whose speed is not known."""
     fleet = sizing.fleet
     looker = Looker(lessons, len(library.sizes) + 4)
-    setting = _Setting(job, fleet, split, library, lessons, looker)
+    setting = _Setting(job, fleet, split, library, lessons, looker, live)
     for device in fleet.devices:
         _check_memory(setting, device)
     phases = {device.name: _phase(setting, device) for device in fleet.devices}
-    together = _together(setting, phases)
+    # On hosts of their own nobody sees what all have.
+    together = None if live else _together(setting, phases)
     members = {name: _member(setting, phase, together) for name, phase in phases.items()}
     statics = {
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
@@ -153,7 +162,7 @@ def _together(setting: _Setting, phases: Mapping[str, Phase]) -> Together:
     )
 
 
-def _member(setting: _Setting, phase: Phase, together: Together) -> Member:
+def _member(setting: _Setting, phase: Phase, together: Together | None) -> Member:
     def train(replica: Replica, blocks: Blocks, number: int) -> Work:
         return phase.work(replica, blocks, number)
 
@@ -174,7 +183,7 @@ def _member(setting: _Setting, phase: Phase, together: Together) -> Member:
         train,
         settle,
         evaluate,
-        partial(together.after, phase.device),
+        (lambda _round, _blocks: None) if together is None else partial(together.after, phase.device),
     )
 
 
@@ -247,13 +256,15 @@ def _neighbours(
     }
     places = plan_consensus(places, setting.fleet, num_examples)
     expected_s = _expected_among_neighbours_s(setting.fleet, phases, places)
+    # How long to wait is one thing; at what pace to go on while somebody is away, the expected time is right.
+    wait_s = job.exchange.deadline_s or job.exchange.slack * setting.patient_s(expected_s)
+    section = job.exchange.model_copy(update={"deadline_s": wait_s})
+    places = {
+        name: replace(place, expected_s=expected_s, section=section) for name, place in places.items()
+    }
     return {
         name: Participant(
-            partial(
-                exchange_with_neighbours, member=members[name], place=replace(place, expected_s=expected_s)
-            ),
-            name,
-            place.peers,
+            partial(exchange_with_neighbours, member=members[name], place=place), name, place.peers
         )
         for name, place in places.items()
     }
@@ -291,7 +302,7 @@ def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> 
         job.seed,
         blocks,
         {name: tuple(seat.layout) for name, seat in split.seats.items()},
-        _expected_s(setting, phases, blocks, host),
+        {name: setting.patient_s(s) for name, s in _expected_s(setting, phases, blocks, host).items()},
         {name: phase.num_examples for name, phase in phases.items()},
         _look_at_merged(setting, host),
         job.run.evaluate_every,

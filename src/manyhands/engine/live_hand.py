@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from manyhands.engine.mailbox import Mailbox
@@ -270,7 +271,7 @@ class LiveHand:
             self._let_go(peer)
             # Some of it may be lost for good.
             loop = asyncio.get_running_loop()
-            loop.call_later(self._device.section.patience_s, self._lose, peer, told=False)
+            loop.call_later(self._device.section.patience_s, partial(self._lose, peer, told=False))
         self._news.set()
 
     def _let_go(self, peer: str) -> None:
