@@ -17,9 +17,7 @@ class Post(Protocol):
         """Returns when the message is handed over (tensors are offered for pull); a lost peer is no error."""
         ...
 
-    def open(
-        self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]
-    ) -> None:
+    def open(self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]) -> None:
         """Begins to carry. Both functions are called on the thread of the running asyncio loop.
 
         Args:
