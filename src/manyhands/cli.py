@@ -35,6 +35,7 @@ from manyhands.cli_common import (
     watching,
 )
 from manyhands.cli_compare import compare
+from manyhands.cli_live import join_job
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
 from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
@@ -72,11 +73,12 @@ def train(
     folder = new_folder(out, wanted.name)
     console = make_console(quiet or as_json)
     with watching(console, alone=wanted.run.alone) as table, stoppable(f"'manyhands resume {folder}'"):
-        result = run_train(wanted, folder, table, table and table.reading)
+        result = run_train(wanted, folder, table, table and table.reading, check_engine(engine))
     _show_result(console, result, folder, as_json=as_json)
 
 
 app.command()(compare)
+app.command("join")(join_job)
 
 
 @app.command()

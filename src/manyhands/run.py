@@ -2,6 +2,8 @@
 
     job -> fleet, data -> sizes -> split -> team -> engine -> result
 
+The engine is the simulator, or, for a rehearsal, a process for each device on this machine.
+
 A run writes everything it does into its folder as it goes, so it can be killed at any moment and gone on
 with: `train` starts, resumes or just returns what is there, whichever the folder needs.
 """
@@ -9,9 +11,9 @@ with: `train` starts, resumes or just returns what is there, whichever the folde
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from manyhands.assigning import assign_classes
 from manyhands.blocks import Weights, extract
@@ -29,6 +31,7 @@ from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
 from manyhands.looking import averaged_network, merged_network
 from manyhands.preparing import save_decoupling
+from manyhands.rehearsal import Watch, check_live, rehearse
 from manyhands.replica import Replica
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
@@ -39,18 +42,22 @@ from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
 
-__all__ = ["Watch", "check", "compare", "put_together", "resume", "train"]
+__all__ = ["EngineName", "Watch", "check", "compare", "put_together", "resume", "train"]
 
-Watch = Callable[[str, Job, Tally, Facts | None], None]
-"""Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
+EngineName = Literal["simulate", "live"]
 
 
 def train(
-    job: Job, out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None
+    job: Job,
+    out: Path,
+    watch: Watch | None = None,
+    progress: ReadingProgress | None = None,
+    engine: EngineName = "simulate",
 ) -> dict[str, Any]:
     """Runs a job in a folder, or goes on with it, and returns its result.
 
-    `watch` is told of every event, `progress` how far reading the data is.
+    `watch` is told of every event, `progress` how far reading the data is. With the engine ``live`` each device
+    is a process of its own on this machine, and time is real.
     """
     folder = RunFolder(out)
     if (finished := folder.load_result()) is not None:
@@ -59,7 +66,11 @@ def train(
         return finished
     if folder.is_run:
         _check_same(job, load_job(folder.job).hash, out)
-    return _train(job, load_material(job, progress), folder, watch, progress)
+        if folder.is_live != (engine == "live") and (folder.is_live or folder.trace.is_file()):
+            raise JobError("--engine", engine, f"the run in {out} was begun with the other engine")
+    if engine == "live":
+        check_live(job)
+    return _train(job, load_material(job, progress), folder, watch, progress, engine)
 
 
 def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
@@ -67,7 +78,7 @@ def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | No
     folder = RunFolder(out)
     if not folder.is_run:
         raise JobError("RUN", str(out), "is not a run folder: it has no job.toml")
-    return train(load_job(folder.job), out, watch, progress)
+    return train(load_job(folder.job), out, watch, progress, "live" if folder.is_live else "simulate")
 
 
 def compare(
@@ -92,6 +103,7 @@ def _train(
     folder: RunFolder,
     watch: Watch | None,
     progress: ReadingProgress | None = None,
+    engine: EngineName = "simulate",
 ) -> dict[str, Any]:
     """The pipeline itself.
 
@@ -100,13 +112,18 @@ def _train(
     """
     started = wall_seconds()
     library = Library(job, material, progress)
-    fleet, split, team = put_together(job, material, library)
+    live = engine == "live"
+    fleet, split, team = put_together(job, material, library, live=live)
     folder.begin(job.to_toml())
-    alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
+    # What a device would have come to alone is a comparison on one clock, and live that is not to be had.
+    alone = (
+        _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges and not live else None
+    )
     tally = Tally(team.hosts, team.measure)
-    ends = _simulate(job, fleet, team, folder, tally, watch)
+    drive = rehearse if live else _simulate
+    ends = drive(job, fleet, team, folder, tally, watch)
     models, lost = _models(team, split, library, ends, tally.finished)
-    result = _result(job, material, fleet, team, tally)
+    result = _result(job, material, fleet, team, tally) | {"engine": engine}
     result["lost_blocks"] = lost
     result["prepared"] = library.prepared.figures if library.prepared else None
     if split.merged is not None and "global" in models:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -45,6 +45,7 @@ class Team:
     coordinator_host: str | None
     looker: Looker
     measure: MeasureName
+    blocks: Blocks
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -63,6 +64,18 @@ class _Setting:
     lessons: Lessons
     looker: Looker
     live: bool
+
+    @cached_property
+    def blocks(self) -> dict[str, Weights]:
+        """Every block before the first round, cut out of the largest network that holds it."""
+        library, blocks = self.networks, dict[str, Weights]()
+        merged = self.split.merged
+        by_size = {seat.size: seat for seat in (*self.split.seats.values(), *([merged] if merged else []))}
+        for size in [size for size in reversed(library.sizes) if size in by_size]:
+            missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
+            cut = extract(library(size).first, missing)
+            blocks |= {name: Weights(tensors) for name, tensors in cut.items()}
+        return blocks
 
     def patient_s(self, expected_s: float) -> float:
         """How long a round may be expected to take; live, nobody is given up sooner than `patience_s`."""
@@ -111,7 +124,7 @@ def make_team(
     }
     host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.mode != "neighbours" else None
     participants = _participants(setting, members, phases, host)
-    return Team(participants, statics, members, host, looker, lessons.measure)
+    return Team(participants, statics, members, host, looker, lessons.measure, setting.blocks)
 
 
 def _phase(setting: _Setting, device: Device) -> Phase:
@@ -244,7 +257,7 @@ def _neighbours(
 ) -> dict[str, Participant]:
     """Devices that exchange without a coordinator."""
     job, seats = setting.job, setting.split.seats
-    blocks = _first_blocks(setting)
+    blocks = setting.blocks
     holds = {name: tuple(seat.layout) for name, seat in seats.items()}
     num_examples = {name: phase.num_examples for name, phase in phases.items()}
     rows = mixing_rows(setting.fleet, holds, num_examples)
@@ -296,7 +309,7 @@ def _expected_among_neighbours_s(
 
 def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> Coordination:
     job, split = setting.job, setting.split
-    blocks = _first_blocks(setting)
+    blocks = setting.blocks
     return Coordination(
         job.exchange,
         job.seed,
@@ -307,17 +320,6 @@ def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> 
         _look_at_merged(setting, host),
         job.run.evaluate_every,
     )
-
-
-def _first_blocks(setting: _Setting) -> dict[str, Weights]:
-    """Every block before the first round, cut out of the largest network that holds it."""
-    library, blocks = setting.networks, dict[str, Weights]()
-    merged = setting.split.merged
-    by_size = {seat.size: seat for seat in (*setting.split.seats.values(), *([merged] if merged else []))}
-    for size in [size for size in reversed(library.sizes) if size in by_size]:
-        missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
-        blocks |= {name: Weights(tensors) for name, tensors in extract(library(size).first, missing).items()}
-    return blocks
 
 
 def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | None:

@@ -33,6 +33,7 @@ class LiveSection(Section):
     wait_s: NonNegativeFloat = 60.0
     patience_s: PositiveFloat = 30.0
     linger_s: NonNegativeFloat = 30.0
+    restart_s: NonNegativeFloat | None = None
     listen: tuple[str, ...] = Field(default=("0.0.0.0:7447",), min_length=1)
     connect: tuple[str, ...] = ()
     multicast: bool = False

@@ -18,18 +18,22 @@ __all__ = ["Exchange", "MemoryPost"]
 Arrival = tuple[str, str, int]
 """Sender, kind and round of a message."""
 
+NUM_TURNS = 20
+"""Of the event loop, after which a hand has begun to do what the last message asks for."""
+
 
 class Exchange:
     """What joins the posts of one process.
 
     Args:
-        order: Hand -> the order in which messages must reach it; one that comes early waits. What is not in
-            the list comes as it comes.
+        order: Hand -> the order in which messages must reach it; one that comes early waits, and none comes
+            before the hand has taken up the last. What is not in the list comes as it comes.
     """
 
     def __init__(self, order: Mapping[str, Sequence[Arrival]] | None = None) -> None:
         self._order = {name: deque(arrivals) for name, arrivals in (order or {}).items()}
         self._early: dict[str, list[Message]] = {}
+        self._busy: set[str] = set()
         self._open: dict[str, MemoryPost] = {}
         self._cut: set[frozenset[str]] = set()
 
@@ -70,26 +74,31 @@ class Exchange:
         """Takes a message to its receiver, if there is a way."""
         if peer not in self._open or frozenset((peer, message.sender)) in self._cut:
             return
-        waiting = self._early.setdefault(peer, [])
-        waiting.append(message)
-        order = self._order.get(peer, deque())
-        while (ready := _next(waiting, order)) is not None:
+        if _arrival(message) not in self._order.get(peer, ()):
+            self._open[peer].take(message)
+            return
+        self._early.setdefault(peer, []).append(message)
+        if peer not in self._busy:
+            self._give_next(peer)
+
+    def _give_next(self, peer: str, turns: int = 0) -> None:
+        """Gives a hand the message whose turn it is, and the next one a while later."""
+        self._busy.discard(peer)
+        if turns:
+            self._busy.add(peer)
+            asyncio.get_running_loop().call_soon(self._give_next, peer, turns - 1)
+            return
+        order, waiting = self._order[peer], self._early[peer]
+        ready = next((message for message in waiting if order and _arrival(message) == order[0]), None)
+        if ready is not None and peer in self._open:
+            order.popleft()
             waiting.remove(ready)
-            if order and _arrival(ready) == order[0]:
-                order.popleft()
             self._open[peer].take(ready)
+            self._give_next(peer, NUM_TURNS)
 
 
 def _arrival(message: Message) -> Arrival:
     return message.sender, message.kind, message.round
-
-
-def _next(waiting: Sequence[Message], order: deque[Arrival]) -> Message | None:
-    """The message whose turn it is."""
-    for message in waiting:
-        if _arrival(message) not in order or _arrival(message) == order[0]:
-            return message
-    return None
 
 
 class MemoryPost:

@@ -18,6 +18,9 @@ SCHEMA = 1
 NOTABLE = frozenset(
     {
         "crashed",
+        "left",
+        "ignored",
+        "mismatch",
         "restarted",
         "stranded",
         "missed",
@@ -117,7 +120,7 @@ class Tally:
         elif kind == "finished":
             self.finished.add(hand)
             device.finished = device.finished or own
-        elif own and kind == "crashed":
+        elif own and kind in ("crashed", "left"):
             device.lost_at_seconds = event["seconds"]
         elif own and kind == "restarted":
             device.down_seconds += event["seconds"] - (device.lost_at_seconds or event["seconds"])
