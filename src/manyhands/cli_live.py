@@ -79,7 +79,8 @@ def _told(event: Facts, num_rounds: int) -> str:
     words = {
         "round": f"round {event.get('round')} of {num_rounds} done",
         "merged": f"merged round {event.get('round')} of {num_rounds}",
-        "waiting": f"waiting {event.get('reason')}",
+        "waiting": f"waiting: {event.get('reason')}",
+        "gathering": f"waiting for {', '.join(event.get('missing', ()))}",
         "peer_joined": f"{peer} has come",
         "peer_back": f"{peer} is back",
         "peer_lost": f"{peer} is gone",

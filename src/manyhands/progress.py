@@ -69,7 +69,7 @@ class LiveTable:
         head.add_row(
             ProgressBar(total=total, completed=done, width=24),
             f"round {done}/{total}",
-            f"{seconds_text(tally.seconds)} simulated",
+            f"{seconds_text(tally.seconds)} {tally.clock}",
             f"{measure.key} {measure.short(merged)}" if merged is not None else "",
         )
         return Group(title, head, _live_rows(tally, self._live.console.width))
@@ -100,7 +100,7 @@ class LinesNowAndThen:
         parts = [
             f"{job.name}: {_which_pass(split, job, alone=self._alone)}",
             f"round {_rounds_done(tally)} of {job.exchange.rounds}",
-            f"{seconds_text(tally.seconds)} simulated",
+            f"{seconds_text(tally.seconds)} {tally.clock}",
         ]
         measure = tally.measure
         ends = (device.end(measure) for device in tally.devices.values())

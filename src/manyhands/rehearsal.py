@@ -57,7 +57,7 @@ def rehearse(
     job: Job, fleet: Fleet, team: Team, folder: RunFolder, tally: Tally, watch: Watch | None
 ) -> Mapping[str, Any]:
     """Runs all devices until they are done; counts their events and gives what their hands have left."""
-    shown = Tally(team.hosts, team.measure)
+    shown = Tally(team.hosts, team.measure, "live")
 
     def told(event: Facts | None) -> None:
         if event is not None:

@@ -189,7 +189,7 @@ def test_nobody_begins_before_the_quorum_is_there(tmp_path: Path) -> None:
         for _ in range(20):
             await asyncio.sleep(0.01)
         assert not first.begun
-        assert stage.of("waiting")[0]["reason"] == "for b"
+        assert stage.of("gathering")[0]["missing"] == ["b"]
         return [*await lived(stage.device("b", nothing)), await waiting]
 
     assert asyncio.run(both()) == [{"b": "b"}, {"a": "a"}]

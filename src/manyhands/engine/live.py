@@ -160,7 +160,7 @@ class LiveDevice:
                 return
             if not said:
                 missing = sorted(self._devices - self._here)
-                self.emit(self.name, "waiting", {"reason": f"for {', '.join(missing)}"})
+                self.emit(self.name, "gathering", {"missing": missing})
                 said = True
             try:
                 async with asyncio.timeout(left_s if left_s > 0 else None):

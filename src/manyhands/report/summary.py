@@ -72,10 +72,14 @@ class Tally:
         hosts: Hand -> the device it lives on. What the coordinator's hand spends is its host's.
         measure: What networks are judged by, a key of `MEASURES`; who shows the tally needs to know it
             before the first network is measured.
+        clock: What the run's seconds are, in a word.
     """
 
-    def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy") -> None:
+    def __init__(
+        self, hosts: Mapping[str, str], measure: str = "accuracy", clock: str = "simulated"
+    ) -> None:
         self.measure = MEASURES[measure]
+        self.clock = clock
         self.seconds = 0.0
         self.round = 0
         self.num_events = 0
