@@ -35,6 +35,7 @@ from manyhands.cli_common import (
     watching,
 )
 from manyhands.cli_compare import compare
+from manyhands.cli_keys import keys
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
 from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
@@ -77,6 +78,7 @@ def train(
 
 
 app.command()(compare)
+app.add_typer(keys)
 
 
 @app.command()

@@ -1,8 +1,8 @@
 """Pulling a body: a few parts at a time, each checked, each asked for again until it comes.
 
 A part that does not come is asked for again after a while, in smaller parts, and of another holder where
-there is one. A holder that gives wrong bytes, a wrong number of them or more than was asked for is not asked again.
-Nothing that a holder does costs more memory than the body and the parts under way.
+there is one. A holder that gives wrong bytes, a wrong number of them or more than was asked for is not asked
+again. Nothing that a holder does costs more memory than the body and the parts under way.
 """
 
 from __future__ import annotations
