@@ -71,9 +71,10 @@ class _Lied(Exception):
 class _Reply:
     """What comes back for one query, handed from the network's thread to the loop."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, found_out: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._nbytes = nbytes
+        self._found_out = found_out
         self.first: asyncio.Future[zenoh.ZBytes] = self._loop.create_future()
         self.cancel = zenoh.CancellationToken()
         self._num = 0
@@ -104,6 +105,7 @@ class _Reply:
 
     def _settle(self, what: Any) -> None:
         if isinstance(what, _Lied):
+            self._found_out(str(what))
             self.cancel.cancel()
         if self.first.done():
             return
@@ -193,6 +195,8 @@ class Puller:
             holder = state.holders[0]
             began_s = loop.time()
             try:
+                if holder in state.liars:
+                    raise _Lied(state.liars[holder])  # noqa: TRY301 (found out after its last answer was taken)
                 await self._part(state, part, holder)
             except _Silent as error:
                 state.todo.appendleft(part)
@@ -205,9 +209,7 @@ class Puller:
                 state.span = max(state.span // 2, 1)
             except _Lied as error:
                 state.todo.appendleft(part)
-                if holder not in state.liars:
-                    state.liars[holder] = str(error)
-                    self._lied(holder, str(error))
+                self._found_out(state, holder, str(error))
                 await self._elsewhere(state, holder, error)
             else:
                 state.came_s, pause_s = loop.time(), self._pace.pause_s
@@ -224,7 +226,7 @@ class Puller:
             _Lied: Something else came.
         """
         start, stop = part[0] * state.leaf_bytes, min(part[1] * state.leaf_bytes, len(state.data))
-        reply = _Reply(stop - start)
+        reply = _Reply(stop - start, lambda lie: self._found_out(state, holder, lie))
         where = topics.body(self._job, holder, self._name, state.wanted.name)
         self._ask(where, f"{start}-{stop}".encode(), reply.take, reply.end, reply.cancel)
         try:
@@ -240,6 +242,11 @@ class Puller:
         )
         if not fits:
             raise _Lied("wrong bytes")
+
+    def _found_out(self, state: _Pull, holder: str, lie: str) -> None:
+        if holder not in state.liars:
+            state.liars[holder] = lie
+            self._lied(holder, lie)
 
     def _ask(
         self,
