@@ -80,15 +80,16 @@ class _Reply:
         self._num = 0
 
     def take(self, reply: zenoh.Reply) -> None:
+        if reply.ok is None:  # from the holder, or from Zenoh when time is up
+            said = b"" if reply.err is None else reply.err.payload
+            short = len(said) <= MAX_ERROR_BYTES and bytes(said) == GONE
+            self._say(_Gone("has it no longer") if short else _Silent("is busy or too slow"))
+            return
         self._num += 1
         if self._num > 2:  # known to be one too many
             return
         if self._num == 2:
             self._say(_Lied("more answers than questions"))
-        elif reply.ok is None:
-            said = b"" if reply.err is None else reply.err.payload
-            short = len(said) <= MAX_ERROR_BYTES and bytes(said) == GONE
-            self._say(_Gone("has it no longer") if short else _Silent("is busy or too slow"))
         elif len(reply.ok.payload) != self._nbytes:
             self._say(_Lied(f"{len(reply.ok.payload)} bytes instead of {self._nbytes}"))
         else:
