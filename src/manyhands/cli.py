@@ -35,6 +35,7 @@ from manyhands.cli_common import (
     watching,
 )
 from manyhands.cli_compare import compare
+from manyhands.cli_keys import keys
 from manyhands.cli_live import join_job
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
@@ -78,6 +79,7 @@ def train(
 
 
 app.command()(compare)
+app.add_typer(keys)
 app.command("join")(join_job)
 
 

@@ -6,6 +6,7 @@ the algorithms of paper 001 exchange). Either way an accepted update is a full s
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from manyhands.errors import UpdateRefused
 from manyhands.exchange.member import looks
-from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_change
+from manyhands.exchange.merge import MergeSection, Tensors, change_norm, check_update, clip_change
 from manyhands.hand import Hand, Message, Work
 from manyhands.replica import Blocks
 from manyhands.settings import Section
@@ -44,6 +45,8 @@ class ExchangeSection(Section):
             raise ValueError(
                 f'merge.rule = "{self.merge.rule}" needs several updates: mode = "asynchronous" has one'
             )
+        if self.mode == "asynchronous" and self.merge.clip_factor is not None:
+            raise ValueError('merge.clip_factor needs several updates: mode = "asynchronous" has one')
         if self.mode != "synchronous" and self.fraction != 1:
             raise ValueError(
                 f'fraction is of a synchronous round: in mode = "{self.mode}" everybody takes part'
@@ -74,8 +77,9 @@ class ExchangeSection(Section):
             raise ValueError(
                 f'merge.rule = "{self.merge.rule}" needs whole versions: consensus = "ring" passes means on'
             )
-        if self.consensus == "ring" and self.merge.clip_norm is not None:
-            raise ValueError('merge.clip_norm needs whole versions: consensus = "ring" passes means on')
+        for key in ("clip_norm", "clip_factor"):
+            if self.consensus == "ring" and getattr(self.merge, key) is not None:
+                raise ValueError(f'merge.{key} needs whole versions: consensus = "ring" passes means on')
         return self
 
 
@@ -152,7 +156,23 @@ def accept_updates(
             }
         except UpdateRefused as error:
             refused[peer] = str(error)
+    if section.merge.clip_factor is not None:
+        _clip_to_the_usual(section.merge.clip_factor, blocks, kept)
     return kept, refused
+
+
+def _clip_to_the_usual(factor: float, blocks: Blocks, kept: Mapping[str, dict[str, Tensors]]) -> None:
+    """Shortens each change of a block to `factor` times the median length of all changes of that block.
+
+    More than half of the devices would have to lie for one of them to get through with a long step.
+    """
+    for block, current in blocks.items():
+        said = {peer: update[block] for peer, update in kept.items() if block in update}
+        if len(said) < 2:
+            continue
+        usual = statistics.median(change_norm(update, current) for update in said.values())
+        for peer, update in said.items():
+            kept[peer][block], _ = clip_change(update, current, factor * usual)
 
 
 def _check_held(message: Message, held: Collection[str]) -> None:

@@ -42,7 +42,8 @@ class Outbox:
         waiting = self._waiting[peer]
         for number, entry in list(waiting.items()):
             old = entry.announcement
-            if old.kind == announcement.kind and old.round < announcement.round - 1:
+            # Two rounds are kept because two hands may be one apart; small words cost nothing to keep.
+            if old.nbytes and old.kind == announcement.kind and old.round < announcement.round - 1:
                 self._drop(peer, number)
         while len(waiting) >= MAX_WAITING:
             self._drop(peer, min(waiting))

@@ -104,6 +104,7 @@ class ZenohPost:
         self._presence = Presence(wiring.job_hash, self._peers, self._changed, self._mismatch)
         self._senders: defaultdict[str, _Sender] = defaultdict(_Sender)
         self._made: tuple[Mapping[str, Weights], Body, bytes] | None = None
+        self._seen: dict[str, int] = {}
         self._num_sent = 0
         self._declared: list[Any] = []
         self._repeating: asyncio.Task[None] | None = None
@@ -357,9 +358,11 @@ class ZenohPost:
     def _changed(self, peer: str, incarnation: int | None) -> None:
         if self._closed:
             return
-        before = self._senders[peer].incarnation
-        if incarnation is None or -1 < before < incarnation:
+        before = self._seen.get(peer)
+        if incarnation is None or (before is not None and before != incarnation):
             self._outbox.clear(peer)  # it has lost what it was told, or will
+        if incarnation is not None:
+            self._seen[peer] = incarnation
         self._told(peer, incarnation)
         if incarnation is not None:
             self._ask_head(peer)

@@ -1,8 +1,8 @@
 """Pulling a body: a few parts at a time, each checked, each asked for again until it comes.
 
 A part that does not come is asked for again after a while, in smaller parts, and of another holder where
-there is one. A holder that gives wrong bytes, a wrong number of them or more than was asked for is not asked again.
-Nothing that a holder does costs more memory than the body and the parts under way.
+there is one. A holder that gives wrong bytes, a wrong number of them or more than was asked for is not asked
+again. Nothing that a holder does costs more memory than the body and the parts under way.
 """
 
 from __future__ import annotations
@@ -71,23 +71,25 @@ class _Lied(Exception):
 class _Reply:
     """What comes back for one query, handed from the network's thread to the loop."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, found_out: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
         self._nbytes = nbytes
+        self._found_out = found_out
         self.first: asyncio.Future[zenoh.ZBytes] = self._loop.create_future()
         self.cancel = zenoh.CancellationToken()
         self._num = 0
 
     def take(self, reply: zenoh.Reply) -> None:
+        if reply.ok is None:  # from the holder, or from Zenoh when time is up
+            said = b"" if reply.err is None else reply.err.payload
+            short = len(said) <= MAX_ERROR_BYTES and bytes(said) == GONE
+            self._say(_Gone("has it no longer") if short else _Silent("is busy or too slow"))
+            return
         self._num += 1
         if self._num > 2:  # known to be one too many
             return
         if self._num == 2:
             self._say(_Lied("more answers than questions"))
-        elif reply.ok is None:
-            said = b"" if reply.err is None else reply.err.payload
-            short = len(said) <= MAX_ERROR_BYTES and bytes(said) == GONE
-            self._say(_Gone("has it no longer") if short else _Silent("is busy or too slow"))
         elif len(reply.ok.payload) != self._nbytes:
             self._say(_Lied(f"{len(reply.ok.payload)} bytes instead of {self._nbytes}"))
         else:
@@ -104,6 +106,7 @@ class _Reply:
 
     def _settle(self, what: Any) -> None:
         if isinstance(what, _Lied):
+            self._found_out(str(what))
             self.cancel.cancel()
         if self.first.done():
             return
@@ -193,6 +196,8 @@ class Puller:
             holder = state.holders[0]
             began_s = loop.time()
             try:
+                if holder in state.liars:
+                    raise _Lied(state.liars[holder])  # noqa: TRY301 (found out after its last answer was taken)
                 await self._part(state, part, holder)
             except _Silent as error:
                 state.todo.appendleft(part)
@@ -205,9 +210,7 @@ class Puller:
                 state.span = max(state.span // 2, 1)
             except _Lied as error:
                 state.todo.appendleft(part)
-                if holder not in state.liars:
-                    state.liars[holder] = str(error)
-                    self._lied(holder, str(error))
+                self._found_out(state, holder, str(error))
                 await self._elsewhere(state, holder, error)
             else:
                 state.came_s, pause_s = loop.time(), self._pace.pause_s
@@ -224,7 +227,7 @@ class Puller:
             _Lied: Something else came.
         """
         start, stop = part[0] * state.leaf_bytes, min(part[1] * state.leaf_bytes, len(state.data))
-        reply = _Reply(stop - start)
+        reply = _Reply(stop - start, lambda lie: self._found_out(state, holder, lie))
         where = topics.body(self._job, holder, self._name, state.wanted.name)
         self._ask(where, f"{start}-{stop}".encode(), reply.take, reply.end, reply.cancel)
         try:
@@ -240,6 +243,11 @@ class Puller:
         )
         if not fits:
             raise _Lied("wrong bytes")
+
+    def _found_out(self, state: _Pull, holder: str, lie: str) -> None:
+        if holder not in state.liars:
+            state.liars[holder] = lie
+            self._lied(holder, lie)
 
     def _ask(
         self,
