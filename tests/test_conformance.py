@@ -1,8 +1,9 @@
 """One program, two engines: what the simulator does, the live engine does.
 
-Every program runs in the simulator first, then on the live engine over posts inside one process. The networks
-must agree to float32 rounding and the messages be the same. Where the order in which messages come decides over
-the result (asynchronous merging), they reach each hand in the order in which they did in the simulator.
+Every program runs in the simulator first, then on the live engine over posts inside one process. The
+networks must agree to float32 rounding and the messages be the same. Where the order in which messages come
+decides over the result (asynchronous merging), they reach each hand in the order in which they did in the
+simulator.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def simulated(job: Job) -> tuple[dict[str, Any], Events]:
 
 def lived(job: Job, folder: Path, seen: Events) -> tuple[dict[str, Any], Events]:
     """The same job on the live engine; asynchronous, messages come to each hand in the order of a trace."""
-    fleet, team = assembled(job, live=True)
+    _, team = assembled(job, live=True)
     events: Events = []
     hosts, exchange = team.hosts, Exchange()
     if job.exchange.mode == "asynchronous":

@@ -36,7 +36,7 @@ from manyhands.cli_common import (
 )
 from manyhands.cli_compare import compare
 from manyhands.cli_keys import keys
-from manyhands.cli_live import join_job
+from manyhands.cli_live import gather, join_job, status
 from manyhands.data import SOURCES, DataSection, load
 from manyhands.display import result_table
 from manyhands.errors import JobError, ManyhandsError, RunError, Stopped
@@ -81,6 +81,8 @@ def train(
 app.command()(compare)
 app.add_typer(keys)
 app.command("join")(join_job)
+app.command()(status)
+app.command()(gather)
 
 
 @app.command()

@@ -173,6 +173,11 @@ def _checked(said: dict[str, Any]) -> Job:
         raise _explained(error) from None
     _check_material(job)
     _check_task(job)
+    if job.data.shares == "own" and job.exchange.consensus == "ring":
+        expected = (
+            'needs to know beforehand how much data each device has; with data.shares = "own" take gossip'
+        )
+        raise JobError("exchange.consensus", "ring", expected)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)

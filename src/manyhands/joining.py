@@ -2,17 +2,21 @@
 
     job, own data -> team -> the hands that live here -> posts -> live engine -> networks
 
-Every device builds the whole team, which costs it nothing but descriptions, and runs the hands that live on it:
-its own, and the coordinator's if the job puts that there. All that it does and needs to go on is in its folder.
+Every device builds the whole team, which costs it nothing but descriptions, and runs the hands that live on
+it: its own, and the coordinator's if the job puts that there. All that it does, and needs to go on, is in its
+folder.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +30,7 @@ from manyhands.errors import JobError, RunError
 from manyhands.exchange.coordination import Progress
 from manyhands.hand import Facts
 from manyhands.job import Job
-from manyhands.lessons import load_material
+from manyhands.lessons import Material, load_material
 from manyhands.looking import merged_network
 from manyhands.rehearsal import check_live
 from manyhands.replica import Replica
@@ -35,11 +39,16 @@ from manyhands.run import put_together
 from manyhands.sizing import Library
 from manyhands.splits import Split
 from manyhands.team import Team
+from manyhands.wire.diagnosis import check_keys, why_unreachable
 from manyhands.wire.expected import KINDS, expect
 from manyhands.wire.post import ZenohPost
 from manyhands.wire.session import Wiring
 
 __all__ = ["Line", "join"]
+
+
+MAX_EXAMPLES = 1_000_000_000
+"""More than any device has; who claims more is not believed."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +91,16 @@ def join(
         Whether the job came to its end; False if it was stopped.
     """
     check_live(job)
+    if line.keys is not None:
+        check_keys(line.keys, name)
     material = load_material(job, progress)
     library = Library(job, material, progress)
     fleet, split, team = put_together(job, material, library, live=True)
     if name not in fleet.names:
-        raise JobError("--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}")
+        raise JobError(
+            "--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}"
+        )
+    greeting = {"examples": team.members[name].num_examples, "material": _fingerprint(material)}
     folder = DeviceFolder(out)
     past = folder.begin(name, job.hash, job.to_toml())
     with folder.open_trace() as trace:
@@ -116,13 +130,42 @@ def join(
             past,
             finished=folder.finish,
             threads=job.run.threads,
+            greeting=greeting,
+            heard=partial(_compare, job, team, greeting),
+            diagnose=partial(_reasons, line.connect or job.live.connect, line.keys),
         )
-        ends = asyncio.run(_stoppable(device, tethered=tethered))
+        ends = asyncio.run(_stoppable(device, posts[name], tethered=tethered))
     if ends is None:
         return False
     device.shut()
     _save_models(folder, split, library, ends)
     return True
+
+
+def _fingerprint(material: Material) -> str:
+    """Equal where networks that learn from it mean the same by their inputs and outputs."""
+    return hashlib.sha256(json.dumps([material.shape, material.classes]).encode()).hexdigest()[:16]
+
+
+def _compare(job: Job, team: Team, own: Facts, peer: str, facts: Facts) -> None:
+    """Takes what another tells of its data.
+
+    Raises:
+        JobError: A network cannot learn from both.
+    """
+    if facts.get("material") != own["material"]:
+        expected = (
+            f"has other classes or another shape than that of {peer}; give all devices the same classes"
+        )
+        raise JobError("data", job.data.name, expected)
+    count = facts.get("examples")
+    if job.data.shares == "own" and type(count) is int and 0 < count <= MAX_EXAMPLES:
+        team.counts.correct(peer, count)
+
+
+def _reasons(connect: Sequence[str], keys: Path | None) -> list[str]:
+    """Why those whom it calls will not have it."""
+    return [reason for where in connect if (reason := why_unreachable(where, keys)) is not None]
 
 
 def _posts(
@@ -159,10 +202,10 @@ def _reachable(where: str) -> str:
     return f"{'127.0.0.1' if host in ('0.0.0.0', '', '*') else host}:{port}"
 
 
-async def _stoppable(device: LiveDevice, *, tethered: bool) -> Mapping[str, Any] | None:
+async def _stoppable(device: LiveDevice, post: ZenohPost, *, tethered: bool) -> Mapping[str, Any] | None:
     """Runs a device until it is done; None if it was told to leave."""
     loop = asyncio.get_running_loop()
-    task = loop.create_task(device.run())
+    task = loop.create_task(device.run(lambda: post.answer_status(device.status)))
     failed: list[str] = []
 
     def fail(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

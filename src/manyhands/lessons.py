@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal, Protocol
 
+import numpy as np
+
 from manyhands.blocks import Layout, Weights
 from manyhands.data import Dataset, Examples, plan_class_shares, plan_shares, train_validation
 from manyhands.data import Progress as ReadingProgress
@@ -120,6 +122,8 @@ def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]
     if job.split.task is not None:
         held = [[int(c) for c in device.classes or ()] for device in fleet.devices]
         shares = plan_class_shares(labels, held, fractions, rng=rng, whole=job.split.task.data == "whole")
+    elif job.data.shares == "own":
+        shares = [np.arange(len(labels))] * len(fleet.devices)
     else:
         shares = plan_shares(
             labels,

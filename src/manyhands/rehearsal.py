@@ -1,9 +1,9 @@
 """The rehearsal: each device of a job as a process of its own on this machine, over real sockets.
 
-A device is started by the same command as on a host of its own, ``manyhands join``, and keeps everything in its
-folder ``OUT/devices/NAME``. The rehearsal starts them, follows their traces, says who died, and when all is over
-merges the traces. A device that is killed is missed by the others as it would be anywhere; with ``[live]
-restart_s`` it is started again.
+A device is started by the same command as on a host of its own, ``manyhands join``, and keeps everything in
+its folder ``OUT/devices/NAME``. The rehearsal starts them, follows their traces, and merges these when all is
+over. A device that is killed is missed by the others as it would be anywhere; with ``live.restart_s`` it is
+started again.
 """
 
 from __future__ import annotations
@@ -68,13 +68,15 @@ def rehearse(
     told(None)
     with _devices(job, fleet.names, folder) as devices:
         nap = threading.Event()
-        while any([device.look(told) for device in devices.values()]):
+        while sum(device.look(told) for device in devices.values()):
             _send_home(job, team, devices)
             nap.wait(LOOK_EVERY_S)
-    return collect(job, team, folder, tally)
+    return collect(job, fleet, team, folder, tally)
 
 
-def collect(job: Job, team: Team, folder: RunFolder, tally: Tally) -> Mapping[str, Any]:
+def collect(
+    job: Job, _fleet: Fleet, team: Team, folder: RunFolder, tally: Tally, _watch: Watch | None = None
+) -> Mapping[str, Any]:
     """Merges the traces of all devices, counts them, and gives what each hand has left."""
     folders = {name: DeviceFolder(folder.devices / name) for name in team.members}
     events = merged_events(folders)
@@ -106,8 +108,8 @@ class _Device:
         self._restart_at_s = None
         self.folder.path.mkdir(parents=True, exist_ok=True)
         with (self.folder.path / "log.txt").open("ab") as log:
-            # In a session of its own: Ctrl-C in the terminal is for the rehearsal to answer. Its standard input
-            # is a pipe that ends with this process, and the device leaves then.
+            # In a session of its own: Ctrl-C in the terminal is for the rehearsal to answer. Its standard
+            # input is a pipe that ends with this process, and the device leaves then.
             return subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )

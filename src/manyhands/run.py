@@ -11,7 +11,7 @@ with: `train` starts, resumes or just returns what is there, whichever the folde
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -31,8 +31,9 @@ from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
 from manyhands.looking import averaged_network, merged_network
 from manyhands.preparing import save_decoupling
-from manyhands.rehearsal import Watch, check_live, rehearse
+from manyhands.rehearsal import Watch, check_live, collect, rehearse
 from manyhands.replica import Replica
+from manyhands.report.device_folder import DeviceFolder
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
@@ -42,9 +43,12 @@ from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
 
-__all__ = ["EngineName", "Watch", "check", "compare", "put_together", "resume", "train"]
+__all__ = ["EngineName", "Watch", "check", "compare", "gather", "put_together", "resume", "train"]
 
 EngineName = Literal["simulate", "live"]
+
+Drive = Callable[[Job, Fleet, Team, RunFolder, Tally, Watch | None], Mapping[str, Any]]
+"""What makes events of a team: counts them, and gives what each hand has left."""
 
 
 def train(
@@ -56,8 +60,8 @@ def train(
 ) -> dict[str, Any]:
     """Runs a job in a folder, or goes on with it, and returns its result.
 
-    `watch` is told of every event, `progress` how far reading the data is. With the engine ``live`` each device
-    is a process of its own on this machine, and time is real.
+    `watch` is told of every event, `progress` how far reading the data is. With the engine ``live`` each
+    device is a process of its own on this machine, and time is real.
     """
     folder = RunFolder(out)
     if (finished := folder.load_result()) is not None:
@@ -79,6 +83,27 @@ def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | No
     if not folder.is_run:
         raise JobError("RUN", str(out), "is not a run folder: it has no job.toml")
     return train(load_job(folder.job), out, watch, progress, "live" if folder.is_live else "simulate")
+
+
+def gather(out: Path, data: Path | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
+    """Makes one run of what devices on hosts of their own have left, brought to ``OUT/devices/NAME``.
+
+    Args:
+        out: The folder of the run.
+        data: Where this machine has data of the same kind, to measure networks on.
+        progress: Told how far reading it is.
+    """
+    folder = RunFolder(out)
+    found = [DeviceFolder(path) for path in sorted(folder.devices.glob("*")) if path.is_dir()]
+    if not any(device.is_there for device in found):
+        raise JobError("RUN", str(out), "has no folder of a device: copy each to RUN/devices/NAME")
+    job = load_job(next(device.job for device in found if device.is_there))
+    for device in found:
+        if device.is_there and (theirs := device.about()["job"]) != job.hash:
+            raise JobError("RUN", str(device.path), f"is of another job: {theirs}, not {job.hash}")
+    if data is not None:
+        job = job.model_copy(update={"data": job.data.model_copy(update={"path": data.resolve()})})
+    return _train(job, load_material(job, progress), folder, None, progress, "live", collect)
 
 
 def compare(
@@ -104,6 +129,7 @@ def _train(
     watch: Watch | None,
     progress: ReadingProgress | None = None,
     engine: EngineName = "simulate",
+    drive: Drive | None = None,
 ) -> dict[str, Any]:
     """The pipeline itself.
 
@@ -120,7 +146,7 @@ def _train(
         _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges and not live else None
     )
     tally = Tally(team.hosts, team.measure)
-    drive = rehearse if live else _simulate
+    drive = drive or (rehearse if live else _simulate)
     ends = drive(job, fleet, team, folder, tally, watch)
     models, lost = _models(team, split, library, ends, tally.finished)
     result = _result(job, material, fleet, team, tally) | {"engine": engine}

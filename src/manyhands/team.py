@@ -29,10 +29,38 @@ from manyhands.report.units import memory_text
 from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Split
 
-__all__ = ["COORDINATOR", "Team", "check_fleet", "make_team", "offered_networks"]
+__all__ = ["COORDINATOR", "Counts", "Team", "check_fleet", "make_team", "offered_networks"]
 
 COORDINATOR = "coordinator"
 """The name of the coordinator's hand; no device may have it."""
+
+
+class Counts:
+    """How much data each device has: what merging weighs by.
+
+    Where each has its own (``data.shares = "own"``), nobody knows beforehand: it is what they tell.
+    """
+
+    def __init__(self, fleet: Fleet, num_examples: Mapping[str, int]) -> None:
+        self.num_examples = dict(num_examples)
+        self._fleet = fleet
+        self._holds: Mapping[str, tuple[str, ...]] = {}
+        self._rows: dict[str, dict[str, dict[str, float]]] = {}
+
+    def rows(self, holds: Mapping[str, tuple[str, ...]]) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
+        """The weights among neighbours (`mixing_rows`), which change with the counts."""
+        self._holds = holds
+        self._rows = mixing_rows(self._fleet, holds, self.num_examples)
+        return self._rows
+
+    def correct(self, device: str, num_examples: int) -> None:
+        """Takes what a device tells of itself."""
+        if device not in self.num_examples or self.num_examples[device] == num_examples:
+            return
+        self.num_examples[device] = num_examples
+        for name, rows in mixing_rows(self._fleet, self._holds, self.num_examples).items():
+            for block, row in rows.items():
+                self._rows[name][block].update(row)
 
 
 @dataclass(frozen=True)
@@ -46,6 +74,7 @@ class Team:
     looker: Looker
     measure: MeasureName
     blocks: Blocks
+    counts: Counts
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -115,6 +144,7 @@ def make_team(
     for device in fleet.devices:
         _check_memory(setting, device)
     phases = {device.name: _phase(setting, device) for device in fleet.devices}
+    counts = Counts(fleet, {name: phase.num_examples for name, phase in phases.items()})
     # On hosts of their own nobody sees what all have.
     together = None if live else _together(setting, phases)
     members = {name: _member(setting, phase, together) for name, phase in phases.items()}
@@ -123,8 +153,8 @@ def make_team(
         for name, phase in phases.items()
     }
     host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.mode != "neighbours" else None
-    participants = _participants(setting, members, phases, host)
-    return Team(participants, statics, members, host, looker, lessons.measure, setting.blocks)
+    participants = _participants(setting, members, phases, host, counts)
+    return Team(participants, statics, members, host, looker, lessons.measure, setting.blocks, counts)
 
 
 def _phase(setting: _Setting, device: Device) -> Phase:
@@ -230,11 +260,15 @@ def _coordinator_host(job: Job, fleet: Fleet) -> str:
 
 
 def _participants(
-    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase], host: str | None
+    setting: _Setting,
+    members: Mapping[str, Member],
+    phases: Mapping[str, Phase],
+    host: str | None,
+    counts: Counts,
 ) -> dict[str, Participant]:
     job = setting.job
     if setting.split.exchanges and host is None:
-        return _neighbours(setting, members, phases)
+        return _neighbours(setting, members, phases, counts)
     program = partial(
         work_alone if host is None else take_part,
         num_rounds=job.exchange.rounds,
@@ -247,34 +281,34 @@ def _participants(
     if host is None:
         return devices
     coordinator = Participant(
-        partial(coordinate, job=_coordination(setting, phases, host)), host, tuple(members), serves=True
+        partial(coordinate, job=_coordination(setting, phases, host, counts)),
+        host,
+        tuple(members),
+        serves=True,
     )
     return {**devices, COORDINATOR: coordinator}
 
 
 def _neighbours(
-    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase]
+    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase], counts: Counts
 ) -> dict[str, Participant]:
     """Devices that exchange without a coordinator."""
     job, seats = setting.job, setting.split.seats
     blocks = setting.blocks
     holds = {name: tuple(seat.layout) for name, seat in seats.items()}
-    num_examples = {name: phase.num_examples for name, phase in phases.items()}
-    rows = mixing_rows(setting.fleet, holds, num_examples)
+    rows = counts.rows(holds)
     places = {
         name: Neighbourhood(
             job.exchange, {block: blocks[block] for block in held}, rows[name], 0.0, job.run.evaluate_every
         )
         for name, held in holds.items()
     }
-    places = plan_consensus(places, setting.fleet, num_examples)
+    places = plan_consensus(places, setting.fleet, counts.num_examples)
     expected_s = _expected_among_neighbours_s(setting.fleet, phases, places)
     # How long to wait is one thing; at what pace to go on while somebody is away, the expected time is right.
     wait_s = job.exchange.deadline_s or job.exchange.slack * setting.patient_s(expected_s)
     section = job.exchange.model_copy(update={"deadline_s": wait_s})
-    places = {
-        name: replace(place, expected_s=expected_s, section=section) for name, place in places.items()
-    }
+    places = {name: replace(place, expected_s=expected_s, section=section) for name, place in places.items()}
     return {
         name: Participant(
             partial(exchange_with_neighbours, member=members[name], place=place), name, place.peers
@@ -307,7 +341,7 @@ def _expected_among_neighbours_s(
     return max([*arrivals_s, *ready_s.values()]) + max(stages_s, default=0.0)
 
 
-def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> Coordination:
+def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str, counts: Counts) -> Coordination:
     job, split = setting.job, setting.split
     blocks = setting.blocks
     return Coordination(
@@ -316,7 +350,7 @@ def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> 
         blocks,
         {name: tuple(seat.layout) for name, seat in split.seats.items()},
         {name: setting.patient_s(s) for name, s in _expected_s(setting, phases, blocks, host).items()},
-        {name: phase.num_examples for name, phase in phases.items()},
+        counts.num_examples,
         _look_at_merged(setting, host),
         job.run.evaluate_every,
     )

@@ -277,7 +277,10 @@ def test_one_that_serves_answers_who_comes_back_late(tmp_path: Path) -> None:
         Replica(
             Weights({"w": torch.ones(2, dtype=torch.int64)}),
             Weights({}),
-            memory=(Weights({"x": torch.zeros(1)}, lasting=True), Weights({"x": torch.ones(1)}, lasting=True)),
+            memory=(
+                Weights({"x": torch.zeros(1)}, lasting=True),
+                Weights({"x": torch.ones(1)}, lasting=True),
+            ),
         ),
         Progress({"stem": Weights({"w": torch.zeros(2, 2)})}, 3, 1, 7),
         Standing(replica(2.0), {"task/3": Weights({"w": torch.ones(1)})}, 4, True),

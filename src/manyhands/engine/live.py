@@ -1,9 +1,9 @@
 """The live engine: one device of a job, as a process of its own, on the wall clock.
 
 The programs are those of the simulator, unchanged. Their works run in a thread and are measured instead of
-charged; their messages go through a post (`exchange.post`); what they save goes to disk, so that a device that
-is killed at any moment is started again and goes on from there. The events are those of the simulator too, each
-device's in a trace of its own, which are merged by time when all is over (`report.merging`).
+charged; their messages go through a post (`exchange.post`); what they save goes to disk, so that a device
+that is killed at any moment is started again and goes on from there. The events are those of the simulator
+too, each device's in a trace of its own; they are merged by time when all is over (`report.device_folder`).
 """
 
 from __future__ import annotations
@@ -19,11 +19,15 @@ from pydantic_core import to_json
 from manyhands.engine.clock import RunClock
 from manyhands.engine.cores import Cores
 from manyhands.engine.live_hand import LiveHand, Place
-from manyhands.errors import placed
+from manyhands.errors import ManyhandsError, placed
 from manyhands.hand import Facts, Outcome, Work
 from manyhands.settings import Section
 
 __all__ = ["LiveDevice", "LiveSection", "Past", "Place"]
+
+
+DIAGNOSE_AFTER_S = 5.0
+"""How long others may take to come before somebody looks why they do not."""
 
 
 class LiveSection(Section):
@@ -67,7 +71,8 @@ class LiveDevice:
         finished: Told the name of each hand that has come to its end, once what it leaves is on disk.
         threads: Of torch, for each work.
         greeting: What it tells each hand that it meets, besides how it stands.
-        heard: Takes what others tell of themselves.
+        heard: Takes what others tell of themselves; what it raises ends the device.
+        diagnose: Says why others cannot be reached, in a line each; asked once, when nobody comes.
     """
 
     def __init__(
@@ -83,13 +88,15 @@ class LiveDevice:
         threads: int = 1,
         greeting: Facts | None = None,
         heard: Callable[[str, Facts], None] = lambda _peer, _facts: None,
+        diagnose: Callable[[], list[str]] = list,
     ) -> None:
         self.name, self.section = name, section
         self.clock = RunClock(past.origin_s)
         self.begun = False
         self.greeting = greeting or {}
         self.finish = finished
-        self._write, self._past, self._heard = write, past, heard
+        self._write, self._past, self._heard, self._diagnose = write, past, heard, diagnose
+        self._latest: Facts = {"round": 0}
         self._devices = set(devices)
         self._here = {name}
         self._lost: set[str] = set()
@@ -112,8 +119,24 @@ class LiveDevice:
         """The devices that were there and are not."""
         return tuple(sorted(self._lost))
 
-    async def run(self) -> dict[str, Any]:
+    def status(self) -> Facts:
+        """How it stands, for whoever asks."""
+        return {
+            **self._latest,
+            "seconds": self.clock.seconds,
+            "begun": self.begun,
+            "done": all(hand.done for hand in self.hands.values()),
+            "incarnation": self._past.incarnation,
+            "here": list(self.here),
+            "lost": list(self.lost),
+            "hands": list(self.hands),
+        }
+
+    async def run(self, opened: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Lives until all its hands are done and nobody needs them; gives what each has left.
+
+        Args:
+            opened: Called when its posts are open.
 
         Raises:
             RunError: A program or its work failed; says where.
@@ -124,6 +147,7 @@ class LiveDevice:
                     self.emit(self.name, "restarted", {"incarnation": self._past.incarnation})
                 for hand in self.hands.values():
                     await hand.open()
+                opened()
                 await self._gather()
                 for hand in self.hands.values():
                     self.spawn(hand.live())
@@ -153,11 +177,14 @@ class LiveDevice:
         quorum = min(self.section.quorum or len(self._devices), len(self._devices))
         deadline_s = self.clock.seconds + self.section.wait_s
         said = False
+        diagnosing = asyncio.get_running_loop().call_later(
+            DIAGNOSE_AFTER_S, lambda: self.spawn(self._say_why())
+        )
         while self._here < self._devices and not self._others_began:
             left_s = deadline_s - self.clock.seconds
             # One that is started again, when others have gone on without it, needs no quorum.
             if left_s <= 0 and (len(self._here) >= quorum or self._past.incarnation > 1):
-                return
+                break
             if not said:
                 missing = sorted(self._devices - self._here)
                 self.emit(self.name, "gathering", {"missing": missing})
@@ -168,6 +195,11 @@ class LiveDevice:
             except TimeoutError:
                 continue
             self._news.clear()
+        diagnosing.cancel()
+
+    async def _say_why(self) -> None:
+        for reason in await asyncio.to_thread(self._diagnose):
+            self.emit(self.name, "unreachable", {"reason": reason})
 
     def begin(self) -> None:
         """The first of its hands begins."""
@@ -182,7 +214,10 @@ class LiveDevice:
 
     def hear(self, peer: str, facts: Facts) -> None:
         """Takes what another tells of itself."""
-        self._heard(peer, facts)
+        try:
+            self._heard(peer, facts)
+        except ManyhandsError as error:
+            self.spawn(_raise(error))
         if facts.get("begun") is True:
             self._others_began = True
             self._news.set()
@@ -193,7 +228,7 @@ class LiveDevice:
         """Writes an event; with an observation, as soon as that is made."""
         record: Facts = {"seconds": self.clock.seconds, "device": hand, "event": event, **facts}
         if observe is None:
-            self._write(record, to_json(record, inf_nan_mode="null").decode())
+            self._put_down(record)
         else:
             self.spawn(self._observe(record, observe))
 
@@ -203,6 +238,12 @@ class LiveDevice:
         except Exception as error:
             raise placed(error, f"{record['device']}: {record['event']}") from error
         record.update(outcome.facts)
+        self._put_down(record)
+
+    def _put_down(self, record: Facts) -> None:
+        if record["event"] in ("round", "evaluated"):
+            told = {key: record[key] for key in ("round", "accuracy", "score") if key in record}
+            self._latest |= told if record["event"] == "round" else told | {"round": self._latest["round"]}
         self._write(record, to_json(record, inf_nan_mode="null").decode())
 
     async def compute(self, hand: LiveHand, work: Work) -> Outcome:
@@ -226,6 +267,10 @@ class LiveDevice:
         facts = {"work": work.name, "started": started, "flops": work.flops, **work.facts}
         self.emit(hand.name, "computed", facts | {"facts": outcome.facts, "bytes": sizes})
         return outcome
+
+
+async def _raise(error: BaseException) -> None:
+    raise error
 
 
 def _first(error: BaseException) -> BaseException:

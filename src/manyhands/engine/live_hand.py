@@ -219,7 +219,9 @@ class LiveHand:
             return
         if message.sender not in self.all_peers:
             self._device.emit(
-                self._name, "refused", {"peer": message.sender, "round": message.round, "reason": "a stranger"}
+                self._name,
+                "refused",
+                {"peer": message.sender, "round": message.round, "reason": "a stranger"},
             )
             return
         nbytes = 0 if message.sender in self._device.hands else message.nbytes

@@ -1,8 +1,8 @@
 """What a hand has saved, on disk: a device that is killed at any moment goes on from here.
 
-A state is what programs save: a dataclass of `KINDS`, in which weights, mappings, tuples and plain values may
-lie. Its tensors go into a checkpoint (`engine.checkpoint`), its shape as JSON into the checkpoint's note. What
-is lasting, such as a piece of a replay memory, is written once.
+A state is what programs save: a dataclass of `KINDS`, in which weights, mappings, tuples and plain values
+may lie. Its tensors go into a checkpoint (`engine.checkpoint`), its shape as JSON into the checkpoint's note.
+What is lasting, such as a piece of a replay memory, is written once.
 """
 
 from __future__ import annotations

@@ -115,9 +115,7 @@ class MemoryPost:
         said = Message(message.kind, message.round, message.facts, message.blocks, self.name)
         self._exchange.carry(peer, decode(encode(said)))
 
-    def open(
-        self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]
-    ) -> None:
+    def open(self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]) -> None:
         """Begins to carry."""
         self._deliver, self._presence = deliver, presence
         self._exchange.opened(self)

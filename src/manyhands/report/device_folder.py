@@ -1,10 +1,10 @@
 """The folder of one device of a live run: what it has done, and all it needs to go on after it was killed.
 
-    device.json         which job, when it first began, how often it has, and which of its hands are done
-    job.toml            the job as this device was given it
-    trace.jsonl         its events, one JSON object a line, in the order in which they were complete
-    state/HAND/         what each of its hands has saved
-    models/             its network, and the merged one where it has that
+device.json         which job, when it first began, how often it has, and which of its hands are done
+job.toml            the job as this device was given it
+trace.jsonl         its events, one JSON object a line, in the order in which they were complete
+state/HAND/         what each of its hands has saved
+models/             its network, and the merged one where it has that
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class DeviceFolder:
 def merged_events(folders: Mapping[str, DeviceFolder]) -> list[Facts]:
     """The events of all devices on one clock, which begins when the first of them did.
 
-    A device that was killed could not say so: where it was started again, or its trace ends, without its having
-    left or come to its end, it has crashed when it was last heard of.
+    A device that was killed could not say so: where it was started again, or its trace ends, without its
+    having left or come to its end, it has crashed when it was last heard of.
     """
     there = {name: folder for name, folder in folders.items() if folder.is_there}
     origins = {name: float(folder.about()["origin_s"]) for name, folder in there.items()}
@@ -141,7 +141,12 @@ def _with_crashes(name: str, events: list[Facts], *, done: bool) -> Iterator[Fac
     before: Facts | None = None
     finished = False
     for event in events:
-        if event["event"] == "restarted" and before is not None and before["event"] != "left" and not finished:
+        if (
+            event["event"] == "restarted"
+            and before is not None
+            and before["event"] != "left"
+            and not finished
+        ):
             yield {"seconds": before["seconds"], "device": name, "event": "crashed"}
         yield event
         before = event

@@ -75,9 +75,7 @@ class Tally:
         clock: What the run's seconds are, in a word.
     """
 
-    def __init__(
-        self, hosts: Mapping[str, str], measure: str = "accuracy", clock: str = "simulated"
-    ) -> None:
+    def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy", clock: str = "simulated") -> None:
         self.measure = MEASURES[measure]
         self.clock = clock
         self.seconds = 0.0

@@ -173,6 +173,22 @@ class ZenohPost:
         """How many messages have not been acknowledged."""
         return len(self._outbox)
 
+    def answer_status(self, status: Callable[[], Facts]) -> None:
+        """Tells whoever asks how this hand stands, from now on."""
+
+        def answer(query: zenoh.Query) -> None:
+            asker = topics.name_in(str(query.key_expr), 4)
+            where = topics.status(self.wiring.job_hash, self.wiring.name, asker)
+            with query:
+                query.reply(where, json.dumps(status(), allow_nan=False).encode())
+
+        def submit(query: zenoh.Query) -> None:
+            with suppress(RuntimeError):
+                self._executor.submit(answer, query)
+
+        key = topics.status(self.wiring.job_hash, self.wiring.name, "*")
+        self._declared.append(self._session.declare_queryable(key, _callback(submit), complete=True))
+
     # Sending.
 
     async def _body_of(self, blocks: Mapping[str, Weights]) -> tuple[Body, bytes]:

@@ -17,6 +17,7 @@ __all__ = [
     "head",
     "name_in",
     "news",
+    "status",
     "token",
     "tokens",
     "under",
@@ -63,6 +64,12 @@ def body(job: str, owner: str, asker: str, digest: str) -> str:
 def any_holder(job: str, asker: str, digest: str) -> str:
     """The bytes with a digest, whoever has them."""
     return f"{ROOT}/{job}/*/for/{_safe(asker)}/body/{digest}"
+
+
+def status(job: str, owner: str, asker: str) -> str:
+    """How an owner stands, as it tells who asks; ``*`` stands for all, of owners and jobs too."""
+    whose, whom = (name if name == "*" else _safe(name) for name in (owner, asker))
+    return f"{ROOT}/{job}/{whose}/for/{whom}/status"
 
 
 def under(name: str) -> str:
