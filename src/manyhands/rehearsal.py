@@ -121,10 +121,10 @@ class _Device:
 
     def look(self, told: Callable[[Facts], None]) -> bool:
         """Passes on what is new in its trace; whether it is still to be reckoned with."""
+        status = self.process.poll()  # before its trace is read, so that nothing is missed
         for event in self._news():
             self.heard_s = wall_seconds()
             told(event)
-        status = self.process.poll()
         if status is None:
             return True
         if self._restart_at_s is not None:

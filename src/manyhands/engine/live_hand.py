@@ -250,7 +250,10 @@ class LiveHand:
     def _welcome(self, peer: str) -> None:
         self.believed.add(peer)
         if self._running:
-            self._device.emit(self._name, "peer_back" if peer in self._met else "peer_joined", {"peer": peer})
+            if peer in self._met:
+                self._device.emit(self._name, "peer_back", {"peer": peer})
+            else:
+                self._device.emit(self._name, "peer_joined", {"peer": peer})
             self._mailbox.deliver(Message("joined", sender=peer))
         self._back = not self._running
         self._met.add(peer)
