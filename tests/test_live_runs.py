@@ -176,7 +176,9 @@ def test_merged_traces_are_on_one_clock_and_say_who_crashed(tmp_path: Path) -> N
 
     folders = {
         "a": device("a", 100.0, [(1.0, "round"), (5.0, "restarted"), (6.0, "finished")], done=True),
-        "b": device("b", 102.0, [(1.0, "round"), (2.0, "left"), (8.0, "restarted"), (9.0, "round")], done=False),
+        "b": device(
+            "b", 102.0, [(1.0, "round"), (2.0, "left"), (8.0, "restarted"), (9.0, "round")], done=False
+        ),
         "c": DeviceFolder(tmp_path / "never"),
     }
     told = [(e["seconds"], e["device"], e["event"]) for e in merged_events(folders)]

@@ -34,7 +34,10 @@ def test_who_asks_one_device_hears_of_all() -> None:
         return told
 
     told = asyncio.run(scene())
-    assert [(said["device"], said["job"], said["round"]) for said in told] == [("a", "job", 7), ("b", "job", 7)]
+    assert [(said["device"], said["job"], said["round"]) for said in told] == [
+        ("a", "job", 7),
+        ("b", "job", 7),
+    ]
 
 
 def test_where_nobody_is_nobody_answers() -> None:

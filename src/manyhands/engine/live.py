@@ -242,7 +242,7 @@ class LiveDevice:
 
     def _put_down(self, record: Facts) -> None:
         if record["event"] in ("round", "evaluated"):
-            told = {key: record[key] for key in ("round", "accuracy", "score") if key in record}
+            told: Facts = {key: record[key] for key in ("round", "accuracy", "score") if key in record}
             self._latest |= told if record["event"] == "round" else told | {"round": self._latest["round"]}
         self._write(record, to_json(record, inf_nan_mode="null").decode())
 
