@@ -168,7 +168,10 @@ class LiveDevice:
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Does something beside everything else; what it raises ends the device."""
-        self._group.create_task(work)
+        try:
+            self._group.create_task(work)
+        except RuntimeError:  # the device is leaving, and nothing matters any more
+            work.close()
 
     # Beginning together.
 
