@@ -1,9 +1,9 @@
-"""What faults on real links cost: six devices in network namespaces, killed, stopped, cut off and started again.
+"""What faults on real links cost: six devices in network namespaces, killed, stopped, cut off, started again.
 
 Each device is `manyhands join` in a namespace of its own, behind a link of 100 Mbit/s that loses 2 % of its
-packets. The job runs undisturbed first, then with faults: two devices are killed, one is stopped for 20 s, the
-fleet is cut three against three for 15 s and healed, the killed ones are started again. Needs root, `ip`, `tc`
-and `nft`.
+packets. The job runs undisturbed first, then with faults: two devices are killed, one is stopped for 20 s,
+the killed ones are started again, the fleet is cut three against three for 15 s and healed. Needs root, `ip`,
+`tc` and `nft`.
 
     sudo python benchmarks/live_faults.py [--rounds 60] [--seeds 1]
 """

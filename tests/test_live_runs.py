@@ -1,4 +1,4 @@
-"""Live runs with real processes on loopback: the rehearsal, devices that are killed, and going on after Ctrl-C."""
+"""Live runs with real processes on loopback: the rehearsal, devices that are killed, Ctrl-C and going on."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_merged_traces_are_on_one_clock_and_say_who_crashed(tmp_path: Path) -> N
         (11.0, "b", "round"),
         (11.0, "b", "crashed"),
     ]
-    assert [e["started"] for e in merged_events(folders) if e["device"] == "b" and "started" in e][0] == 2.5
+    assert next(e["started"] for e in merged_events(folders) if e["device"] == "b") == 2.5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Twenty fault schedules drawn from seeds, in the simulator: whatever goes wrong, training comes to its end."""
+"""Twenty fault schedules from seeds, in the simulator: whatever goes wrong, training comes to its end."""
 
 from __future__ import annotations
 

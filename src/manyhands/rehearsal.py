@@ -42,6 +42,9 @@ LEAVE_S = 20.0
 
 MAX_FALSE_STARTS = 3
 
+BEFORE = frozenset({"gathering", "unreachable", "restarted", "mismatch", "refused"})
+"""What a device may have to say before it begins."""
+
 
 def check_live(job: Job) -> None:
     """What only the simulator can do is refused.
@@ -69,6 +72,7 @@ def rehearse(
     with _devices(job, fleet.names, folder) as devices:
         nap = threading.Event()
         while sum(device.look(told) for device in devices.values()):
+            _check_quorum(job, devices)
             _send_home(job, team, devices)
             nap.wait(LOOK_EVERY_S)
     return collect(job, fleet, team, folder, tally)
@@ -101,7 +105,7 @@ class _Device:
         self._restart_at_s: float | None = None
         self._trace: BinaryIO | None = None
         self._rest = b""
-        self.heard_s = wall_seconds()
+        self.heard_s, self._heard, self.begun = wall_seconds(), False, False
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -123,7 +127,8 @@ class _Device:
         """Passes on what is new in its trace; whether it is still to be reckoned with."""
         status = self.process.poll()  # before its trace is read, so that nothing is missed
         for event in self._news():
-            self.heard_s = wall_seconds()
+            self.heard_s, self._heard = wall_seconds(), True
+            self.begun = self.begun or event["event"] not in BEFORE
             told(event)
         if status is None:
             return True
@@ -133,7 +138,7 @@ class _Device:
             return True
         if status == 0:
             return False
-        if not self.folder.trace.is_file():
+        if not self._heard:
             return self._try_again()
         if self._restart_s is not None:
             self._restart_at_s = wall_seconds() + self._restart_s
@@ -206,6 +211,19 @@ def _command(job: Path, name: str, out: Path, where: Mapping[str, str]) -> list[
         if other != name:
             command += ["--connect", address]
     return command
+
+
+def _check_quorum(job: Job, devices: Mapping[str, _Device]) -> None:
+    """Those who died before anybody began may be those for whom all others wait.
+
+    Raises:
+        RunError: A quorum will never be there.
+    """
+    dead = [device for device in devices.values() if device.over and device.process.returncode]
+    if not dead or any(device.begun for device in devices.values()):
+        return
+    if len(devices) - len(dead) < min(job.live.quorum or len(devices), len(devices)):
+        raise RunError(f"{dead[0].name} died before all could begin: {dead[0].last_words()}")
 
 
 def _send_home(job: Job, team: Team, devices: Mapping[str, _Device]) -> None:

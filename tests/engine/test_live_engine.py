@@ -321,3 +321,31 @@ def test_a_state_of_another_job_is_refused(tmp_path: Path) -> None:
     StateFolder(tmp_path, "job").write(replica(1))
     with pytest.raises(RunError, match="another job"):
         StateFolder(tmp_path, "other").read()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("update", 0, {}),
+        Message("update", 0, {"call": 3}),
+        Message("update", 0, {"call": [1, "x"]}),
+        Message("consensus", 0, {"stage": [1]}),
+        Message("blocks", 0, {"stage": {}}),
+        Message("chunk", 0, {"stage": 1}),
+    ],
+    ids=["no call", "no pair", "no numbers", "a list", "a table", "no weight"],
+)
+def test_what_no_program_could_read_is_refused(message: Message, tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SECTION.model_copy(update={"quorum": 2}))
+
+    async def speak(hand: Hand) -> None:
+        await hand.send("b", message)
+        await hand.send("b", Message("update", 0, {"call": [0, 1], "examples": 3}))
+
+    async def listen(hand: Hand) -> Message | None:
+        return await hand.receive()
+
+    _, ends = asyncio.run(lived(stage.device("a", speak), stage.device("b", listen)))
+    assert ends["b"].facts == {"call": [0, 1], "examples": 3}
+    (refused,) = stage.of("refused")
+    assert refused["peer"] == "a"

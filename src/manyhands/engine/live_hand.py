@@ -21,6 +21,7 @@ from manyhands.engine.participant import Participant
 from manyhands.engine.state import StateFolder
 from manyhands.errors import ManyhandsError, RunError, placed
 from manyhands.exchange.post import Post
+from manyhands.exchange.speech import what_is_wrong
 from manyhands.hand import Facts, Message, Outcome, Work
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class LiveHand:
         self._unsaved: Any = None
         self._writer: asyncio.Task[None] | None = None
         self._mailbox = Mailbox()
-        self._running = self._back = False
+        self._running = self._back = self._opened = False
         self._incarnations: dict[str, int] = {}
         self._met: set[str] = set()
         self._done_peers: set[str] = set()
@@ -196,11 +197,13 @@ class LiveHand:
             if sibling in self.all_peers:
                 self.presence(sibling, 0)
         self._post.open(self.deliver, self.presence)
+        self._opened = True
 
     async def close(self) -> None:
         """Leaves."""
         await self.on_disk()
-        await self._post.close()
+        if self._opened:
+            await self._post.close()
 
     async def greet(self, peer: str) -> None:
         """Tells a peer how it stands."""
@@ -217,12 +220,10 @@ class LiveHand:
         if message.kind == HELLO:
             self._hear(message.sender, message.facts)
             return
-        if message.sender not in self.all_peers:
-            self._device.emit(
-                self._name,
-                "refused",
-                {"peer": message.sender, "round": message.round, "reason": "a stranger"},
-            )
+        reason = "a stranger" if message.sender not in self.all_peers else what_is_wrong(message)
+        if reason:
+            refused = {"peer": message.sender, "round": message.round, "reason": reason}
+            self._device.emit(self._name, "refused", refused)
             return
         nbytes = 0 if message.sender in self._device.hands else message.nbytes
         facts = {"from": message.sender, "kind": message.kind, "round": message.round, "bytes": nbytes}
@@ -271,7 +272,7 @@ class LiveHand:
         if peer not in self.all_peers:
             return
         if facts.get("done") is True and peer not in self._due:
-            self._due[peer] = int(facts.get("sent", 0))
+            self._due[peer] = sent if type(sent := facts.get("sent")) is int else 0
             self._done_peers.add(peer)
             self._let_go(peer)
             # Some of it may be lost for good.
