@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import torch
@@ -18,11 +19,17 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from manyhands.cli import app
+from manyhands.data import DataSection, load
 from manyhands.errors import JobError
+from manyhands.exchange.mixing import mixing_rows
+from manyhands.fleet import DeviceSection, FleetSection, make_fleet
 from manyhands.job import Job
 from manyhands.joining import Line, join
 from manyhands.report.device_folder import DeviceFolder, merged_events
 from manyhands.run import gather, resume, train
+from manyhands.seeds import numpy_generator
+from manyhands.team import Counts
+from manyhands.wire.session import free_endpoints
 
 PATIENT = {"wait_s": 300.0, "patience_s": 120.0, "linger_s": 120.0}
 KEPT = {"save_models": True, "report": False, "evaluate_examples": 60}
@@ -229,3 +236,103 @@ def test_a_device_takes_no_folder_of_another_job(small_job: Callable[..., Job], 
 def test_nothing_that_live_says_is_in_the_hash(small_job: Callable[..., Job]) -> None:
     job = small_job()
     assert job.changed({"live.quorum": 2, "live.connect": ["10.0.0.1:7447"]}).hash == job.hash
+
+
+def own_data(path: Path, num_examples: int, seed: int) -> Path:
+    """A file of one device: digits, some of them."""
+    digits = load(DataSection(), seed=seed)
+    x, y = digits.train.x.numpy(), digits.train.y.numpy()
+    chosen = numpy_generator(seed, "own").permutation(len(y))[:num_examples]
+    test = {"x_test": digits.test.x.numpy()[:60], "y_test": digits.test.y.numpy()[:60]}
+    np.savez(path, x_train=x[chosen], y_train=y[chosen], **test)
+    return path
+
+
+def test_devices_with_certificates_and_data_of_their_own_train_together(tmp_path: Path) -> None:
+    job = tmp_path / "own.toml"
+    job.write_text(OWN_JOB)
+    assert CliRunner().invoke(app, ["keys", "new-cluster", str(tmp_path / "keys"), *DEVICES]).exit_code == 0
+    where = dict(zip("ab", free_endpoints(2), strict=True))
+    run = tmp_path / "run"
+    processes = {}
+    try:
+        for name, count in (("a", 200), ("b", 100)):
+            data = own_data(tmp_path / f"{name}.npz", count, seed=count)
+            command = [
+                sys.executable,
+                "-m",
+                "manyhands",
+                "join",
+                str(job),
+                "--name",
+                name,
+                "--data",
+                str(data),
+            ]
+            command += ["--data", str(data), "--keys", str(tmp_path / "keys" / name)]
+            command += ["--out", str(run / "devices" / name)]
+            command += ["--listen", where[name], "--connect", where["b" if name == "a" else "a"]]
+            processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        said = {name: process.communicate(timeout=300)[0] for name, process in processes.items()}
+    finally:
+        for process in processes.values():
+            process.kill()
+    assert [process.returncode for process in processes.values()] == [0, 0], said
+    assert "round 3 of 3 done" in said["a"]
+    result = gather(run, tmp_path / "a.npz")
+    assert (result["complete"], result["rounds"]) == (True, 3)
+    networks = [load_file(run / "devices" / name / "models" / f"{name}.safetensors") for name in "ab"]
+    for tensor, weights in networks[0].items():
+        torch.testing.assert_close(networks[1][tensor], weights)
+    trained = [e for e in events(run) if e["event"] == "computed" and e["work"] == "train"]
+    assert {e["device"]: e["facts"]["examples"] for e in trained} == {"a": 200, "b": 100}
+
+
+OWN_JOB = """
+[data]
+name = "npz"
+shares = "own"
+validation = 0.0
+[model]
+name = "lenet5"
+[learn]
+batch_size = 10
+[exchange]
+rounds = 3
+[live]
+wait_s = 300.0
+patience_s = 120.0
+[[fleet.device]]
+name = "a"
+kind = "raspberry-pi-4"
+[[fleet.device]]
+name = "b"
+kind = "laptop"
+"""
+DEVICES = ["--device", "a", "--device", "b"]
+
+
+def test_what_devices_tell_of_their_data_changes_the_weights_in_place() -> None:
+    section = FleetSection(device=(DeviceSection(kind="laptop", count=3),), topology="ring")
+    fleet = make_fleet(section, seed=0)
+    holds = dict.fromkeys(fleet.names, ("model",))
+    counts = Counts(fleet, dict.fromkeys(fleet.names, 100))
+    rows = counts.rows(holds)
+    first = rows[fleet.names[0]]["model"]
+    counts.correct(fleet.names[1], 900)
+    counts.correct("nobody", 5)
+    told = dict(zip(fleet.names, (100, 900, 100), strict=True))
+    assert counts.num_examples == told
+    assert rows == mixing_rows(fleet, holds, told)
+    assert rows[fleet.names[0]]["model"] is first
+
+
+def test_a_ring_cannot_be_planned_for_data_that_nobody_knows(small_job: Callable[..., Job]) -> None:
+    job = small_job(exchange={"mode": "neighbours", "consensus": "ring"})
+    with pytest.raises(JobError, match="take gossip"):
+        job.changed({"data.shares": "own"})
+
+
+def test_simulated_own_data_is_all_data_for_everybody(small_job: Callable[..., Job], tmp_path: Path) -> None:
+    result = train(small_job(data={"shares": "own", "validation": 0.0}), tmp_path)
+    assert [device["num_examples"] for device in result["devices"]] == [120] * 3

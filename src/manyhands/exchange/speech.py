@@ -1,7 +1,7 @@
 """What the messages of each kind must say, so that a program may rely on it.
 
-Programs read facts of messages without looking twice. In the simulator these come from the same programs; from
-another host anything may come, and what a program could not read is refused before it.
+Programs read facts of messages without looking twice. In the simulator these come from the same programs;
+from another host anything may come, and what a program could not read is refused before it.
 """
 
 from __future__ import annotations

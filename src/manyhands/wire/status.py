@@ -11,6 +11,7 @@ import zenoh
 
 from manyhands.hand import Facts
 from manyhands.wire import topics
+from manyhands.wire.diagnosis import why_unreachable
 from manyhands.wire.keyring import KeyFolder, facts_of
 from manyhands.wire.session import Wiring, open_session
 
@@ -32,6 +33,10 @@ def ask_status(connect: tuple[str, ...], keys: Path | None, wait_s: float = 3.0)
         keys: The key folder of a device, where the job has certificates.
         wait_s: How long to wait for answers.
     """
+    # A client's session opens when it has found somebody, and would wait for that for ever.
+    there = tuple(where for where in connect if why_unreachable(where, keys) is None)
+    if not there:
+        return []
     name = VISITOR if keys is None else facts_of(KeyFolder(keys).certificate).name
     told: dict[tuple[str, str], Facts] = {}
     ended = threading.Event()
@@ -46,7 +51,7 @@ def ask_status(connect: tuple[str, ...], keys: Path | None, wait_s: float = 3.0)
             if isinstance(said, dict):
                 told[job, owner] = {**said, "device": owner, "job": job}
 
-    with open_session(Wiring(name, "status", connect=connect, keys=keys, mode="client")) as session:
+    with open_session(Wiring(name, "status", connect=there, keys=keys, mode="client")) as session:
         threading.Event().wait(SETTLE_S)
         session.get(
             topics.status("*", "*", name),
