@@ -100,7 +100,7 @@ class LiveDevice:
         self._devices = set(devices)
         self._here = {name}
         self._lost: set[str] = set()
-        self._others_began = False
+        self._others_began = self._left = False
         self._news = asyncio.Event()
         self._group = asyncio.TaskGroup()
         # One thing after the other, as on a small device; what the experimenter measures is beside it.
@@ -155,6 +155,7 @@ class LiveDevice:
             raise _first(group) from None
         except asyncio.CancelledError:
             self.emit(self.name, "left", {})
+            self._left = True
             raise
         finally:
             for hand in self.hands.values():
@@ -229,6 +230,8 @@ class LiveDevice:
 
     def emit(self, hand: str, event: str, facts: Mapping[str, Any], observe: Work | None = None) -> None:
         """Writes an event; with an observation, as soon as that is made."""
+        if self._left:  # who goes after it is none of its business
+            return
         record: Facts = {"seconds": self.clock.seconds, "device": hand, "event": event, **facts}
         if observe is None:
             self._put_down(record)

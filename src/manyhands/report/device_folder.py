@@ -138,18 +138,15 @@ def _shifted(event: Facts, later_s: float) -> Facts:
 
 
 def _with_crashes(name: str, events: list[Facts], *, done: bool) -> Iterator[Facts]:
-    before: Facts | None = None
-    finished = False
+    last: Facts | None = None
+    over = False  # in this life of the device
     for event in events:
-        if (
-            event["event"] == "restarted"
-            and before is not None
-            and before["event"] != "left"
-            and not finished
-        ):
-            yield {"seconds": before["seconds"], "device": name, "event": "crashed"}
+        if event["event"] == "restarted":
+            if last is not None and not over:
+                yield {"seconds": last["seconds"], "device": name, "event": "crashed"}
+            over = False
         yield event
-        before = event
-        finished = finished or (event["event"] == "finished" and event["device"] == name)
-    if before is not None and before["event"] != "left" and not done:
-        yield {"seconds": before["seconds"], "device": name, "event": "crashed"}
+        over = over or event["event"] == "left" or (event["event"] == "finished" and event["device"] == name)
+        last = event
+    if last is not None and not over and not done:
+        yield {"seconds": last["seconds"], "device": name, "event": "crashed"}
