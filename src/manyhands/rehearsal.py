@@ -134,6 +134,7 @@ class _Device:
             return True
         if self._restart_at_s is not None:
             if wall_seconds() >= self._restart_at_s:
+                self._close_pipe()
                 self.process = self._start()
             return True
         if status == 0:
@@ -167,6 +168,10 @@ class _Device:
         log = (self.folder.path / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
         return next((text for text in reversed(log) if text.strip()), "it said nothing")
 
+    def _close_pipe(self) -> None:
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
     def leave(self) -> None:
         """Asks it to leave."""
         if self.process.poll() is None:
@@ -180,8 +185,7 @@ class _Device:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        if self.process.stdin is not None:
-            self.process.stdin.close()
+        self._close_pipe()
         if self._trace is not None:
             self._trace.close()
 
