@@ -95,7 +95,7 @@ def join(
         check_keys(line.keys, name)
     material = load_material(job, progress)
     library = Library(job, material, progress)
-    fleet, split, team = put_together(job, material, library, live=True)
+    fleet, split, team = put_together(job, material, library, live=True, here=(name,))
     if name not in fleet.names:
         raise JobError(
             "--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}"

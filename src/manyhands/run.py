@@ -11,7 +11,8 @@ with: `train` starts, resumes or just returns what is there, whichever the folde
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -139,7 +140,8 @@ def _train(
     started = wall_seconds()
     library = Library(job, material, progress)
     live = engine == "live"
-    fleet, split, team = put_together(job, material, library, live=live)
+    here = () if drive is collect else None
+    fleet, split, team = put_together(job, material, library, live=live, here=here)
     folder.begin(job.to_toml())
     # What a device would have come to alone is a comparison on one clock, and live that is not to be had.
     alone = (
@@ -171,10 +173,26 @@ def _train(
 
 
 def put_together(
-    job: Job, material: Material, library: Library, *, live: bool = False
+    job: Job,
+    material: Material,
+    library: Library,
+    *,
+    live: bool = False,
+    here: Collection[str] | None = None,
 ) -> tuple[Fleet, Split, Team]:
-    """From a job to its devices, who trains what, and the programs of all hands."""
+    """From a job to its devices, who trains what, and the programs of all hands.
+
+    Args:
+        job: The job.
+        material: What it learns from.
+        library: Its networks.
+        live: Whether devices are on hosts of their own.
+        here: Those that compute on this machine; the GPUs of others need not be there. None: all.
+    """
     fleet = make_fleet(job.fleet, seed=job.seed)
+    if here is not None:
+        away = [d if d.name in here else replace(d, torch_device="cpu") for d in fleet.devices]
+        fleet = replace(fleet, devices=tuple(away))
     check_fleet(job, fleet)
     _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part
     fleet = assign_classes(job, fleet, material, library)
