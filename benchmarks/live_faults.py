@@ -5,7 +5,7 @@ packets. The job runs undisturbed first, then with faults: two devices are kille
 the killed ones are started again, the fleet is cut three against three for 15 s and healed. Needs root, `ip`,
 `tc` and `nft`.
 
-    sudo python benchmarks/live_faults.py [--rounds 60] [--seeds 1]
+    sudo python benchmarks/live_faults.py [--rounds 150] [--seed 1]
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ def run(job: Path, out: Path, *, faults: bool, limit_s: float) -> tuple[dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=60)
-    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--limit-s", type=float, default=600.0)

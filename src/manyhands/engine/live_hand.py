@@ -196,7 +196,7 @@ class LiveHand:
         for sibling in self._device.hands:
             if sibling in self.all_peers:
                 self.presence(sibling, 0)
-        self._post.open(self.deliver, self.presence)
+        self._post.open(self.deliver, self._presence_elsewhere)
         self._opened = True
 
     async def close(self) -> None:
@@ -231,6 +231,11 @@ class LiveHand:
         self._mailbox.deliver(message)
         self._num_received[message.sender] += 1
         self._let_go(message.sender)
+
+    def _presence_elsewhere(self, peer: str, incarnation: int | None) -> None:
+        """What the post tells; those on the same device it need not."""
+        if peer not in self._device.hands:
+            self.presence(peer, incarnation)
 
     def presence(self, peer: str, incarnation: int | None) -> None:
         """Takes note of who is there; the same incarnation twice is no news."""
