@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from manyhands.cli import app
 from manyhands.data import DataSection, load
 from manyhands.errors import JobError
+from manyhands.exchange.counts import Counts
 from manyhands.exchange.mixing import mixing_rows
 from manyhands.fleet import DeviceSection, FleetSection, make_fleet
 from manyhands.job import Job
@@ -28,7 +29,6 @@ from manyhands.joining import Line, join
 from manyhands.report.device_folder import DeviceFolder, merged_events
 from manyhands.run import gather, resume, train
 from manyhands.seeds import numpy_generator
-from manyhands.team import Counts
 from manyhands.wire.session import free_endpoints
 
 PATIENT = {"wait_s": 300.0, "patience_s": 120.0, "linger_s": 120.0}

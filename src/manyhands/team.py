@@ -15,9 +15,9 @@ from manyhands.engine.participant import Participant
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
+from manyhands.exchange.counts import Counts
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Member
-from manyhands.exchange.mixing import mixing_rows
 from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours, plan_consensus
 from manyhands.fleet import Device, Fleet
 from manyhands.hand import Message, Work
@@ -29,38 +29,10 @@ from manyhands.report.units import memory_text
 from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Split
 
-__all__ = ["COORDINATOR", "Counts", "Team", "check_fleet", "make_team", "offered_networks"]
+__all__ = ["COORDINATOR", "Team", "check_fleet", "make_team", "offered_networks"]
 
 COORDINATOR = "coordinator"
 """The name of the coordinator's hand; no device may have it."""
-
-
-class Counts:
-    """How much data each device has: what merging weighs by.
-
-    Where each has its own (``data.shares = "own"``), nobody knows beforehand: it is what they tell.
-    """
-
-    def __init__(self, fleet: Fleet, num_examples: Mapping[str, int]) -> None:
-        self.num_examples = dict(num_examples)
-        self._fleet = fleet
-        self._holds: Mapping[str, tuple[str, ...]] = {}
-        self._rows: dict[str, dict[str, dict[str, float]]] = {}
-
-    def rows(self, holds: Mapping[str, tuple[str, ...]]) -> Mapping[str, Mapping[str, Mapping[str, float]]]:
-        """The weights among neighbours (`mixing_rows`), which change with the counts."""
-        self._holds = holds
-        self._rows = mixing_rows(self._fleet, holds, self.num_examples)
-        return self._rows
-
-    def correct(self, device: str, num_examples: int) -> None:
-        """Takes what a device tells of itself."""
-        if device not in self.num_examples or self.num_examples[device] == num_examples:
-            return
-        self.num_examples[device] = num_examples
-        for name, rows in mixing_rows(self._fleet, self._holds, self.num_examples).items():
-            for block, row in rows.items():
-                self._rows[name][block].update(row)
 
 
 @dataclass(frozen=True)
