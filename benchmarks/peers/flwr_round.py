@@ -40,7 +40,7 @@ rounds = 1
 out = ""
 """
 
-APPS = '''
+APPS = """
 import json, time
 from pathlib import Path
 import numpy as np
@@ -73,7 +73,7 @@ def main(grid, context):
         seconds.append(time.monotonic() - began)
         assert all(np.array_equal(a, b) for a, b in zip(arrays, back))
     Path(config["out"]).write_text(json.dumps(seconds))
-'''
+"""
 
 
 def free_ports(count: int) -> list[int]:
@@ -107,7 +107,9 @@ def main() -> None:
 
         def start(*command: str) -> None:
             log = held.enter_context((home / f"{command[0]}.log").open("w"))
-            process = subprocess.Popen([binaries / command[0], *command[1:]], env=environment, stdout=log, stderr=log)
+            process = subprocess.Popen(
+                [binaries / command[0], *command[1:]], env=environment, stdout=log, stderr=log
+            )
             held.callback(process.wait)
             held.callback(process.terminate)
 
