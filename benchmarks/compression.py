@@ -1,7 +1,7 @@
 """What packed updates cost in accuracy and save in bytes: the same job with each `exchange.compress`.
 
-Eight devices train LeNet-5 on the digits, a coordinator merges changes (`send = "gradients"`). Bytes are what one
-device sends in the whole run; times are the simulator's, on links of `--mbit` Mbit/s.
+Eight devices train LeNet-5 on the digits, a coordinator merges changes (`send = "gradients"`). Bytes are what
+one device sends in the whole run; times are the simulator's, on links of `--mbit` Mbit/s.
 
     python benchmarks/compression.py [--rounds 20] [--seeds 0,1,2] [--shares iid] [--mbit 10]
 """

@@ -1,7 +1,7 @@
 """A round of Flower between processes of its own: a SuperLink, one SuperNode, and an app that trains nothing.
 
-Run in an environment with Flower. The server app sends the arrays to the client app and gets them back, which is what
-every round of a strategy does; it writes how long each round took, in seconds, as JSON.
+Run in an environment with Flower. The server app sends the arrays to the client app and gets them back, which
+is what every round of a strategy does; it writes how long each round took, in seconds, as JSON.
 
     python flwr_round.py --megabytes 6.5 --rounds 4 --json rounds.json
 """
@@ -100,7 +100,8 @@ def main() -> None:
         (app / "roundtrip" / "__init__.py").write_text("")
         (app / "roundtrip" / "apps.py").write_text(APPS)
         (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{link}"\ninsecure = true\n'
+            '[superlink]\ndefault = "here"\n[superlink.here]\n'
+            f'address = "127.0.0.1:{link}"\ninsecure = true\n'
         )
         environment = os.environ | {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0"}
         environment["PATH"] = f"{binaries}{os.pathsep}{environment['PATH']}"

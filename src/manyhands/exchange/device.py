@@ -35,7 +35,7 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
 async def take_part(
     hand: Hand, member: Member, num_rounds: int, evaluate_every: int, packing: Packing | None = None
 ) -> Replica:
-    """Answers each round with an update of the blocks, packed if asked to, until the coordinator says stop."""
+    """Answers each round with an update of the blocks, packed if asked, until the coordinator says stop."""
     replica: Replica = hand.saved or member.replica
     answered = (-1, -1)
     left_over: Blocks = {}  # a crash loses it, which costs no more than it would to have packed without it

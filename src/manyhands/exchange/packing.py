@@ -1,8 +1,8 @@
 """Updates in fewer bytes: as half-precision numbers, as bytes with a scale, or only the largest entries.
 
 What packing leaves out of one update is remembered and added to the next (error feedback: Seide et al., 2014;
-Karimireddy et al., 2019), so that it is late rather than lost. Pure: tensors in, tensors out. A packed block is
-named tensors like any other, so it is sent, checked and charged as what it is:
+Karimireddy et al., 2019), so that it is late rather than lost. Pure: tensors in, tensors out. A packed block
+is named tensors like any other, so it is sent, checked and charged as what it is:
 
 | how | a tensor ``w`` of n numbers becomes | bytes |
 |---|---|---|
