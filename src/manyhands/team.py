@@ -242,7 +242,7 @@ def _participants(
     if setting.split.exchanges and host is None:
         return _neighbours(setting, members, phases, counts)
     program = partial(
-        work_alone if host is None else take_part,
+        work_alone if host is None else partial(take_part, packing=job.exchange.packing),
         num_rounds=job.exchange.rounds,
         evaluate_every=job.run.evaluate_every,
     )

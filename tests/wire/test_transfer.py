@@ -97,7 +97,7 @@ def wrong_size(query: zenoh.Query, body: Body, where: str) -> None:
 def endless(query: zenoh.Query, body: Body, where: str) -> None:
     # Bounded: a flood without end would keep the machine of the test busy, which is not what it is about.
     with query:
-        for _ in range(8):
+        for _ in range(3):
             query.reply(where, body.read(*span_of(query)))
 
 
@@ -126,7 +126,7 @@ def test_a_holder_that_lies_is_named_and_the_rest_comes_from_another(
     lie: Callable[[zenoh.Query, Body, str], None],
 ) -> None:
     async def test() -> None:
-        with bench() as b:
+        with bench(nbytes=12 * MB) as b:
             b.holder("liar", lie)
             b.holder("honest")
             while "honest" not in await b.puller._who_has(b.wanted.name):

@@ -16,6 +16,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 from manyhands.errors import UpdateRefused
 from manyhands.exchange.member import looks
 from manyhands.exchange.merge import MergeSection, Tensors, change_norm, check_update, clip_change
+from manyhands.exchange.packing import Packing, PackingName, unpack
 from manyhands.hand import Hand, Message, Work
 from manyhands.replica import Blocks
 from manyhands.settings import Section
@@ -33,11 +34,18 @@ class ExchangeSection(Section):
     deadline_s: PositiveFloat | None = None
     slack: float = Field(default=3.0, ge=1)
     send: Literal["parameters", "gradients"] = "parameters"
+    compress: PackingName = "none"
+    keep: float = Field(default=0.1, gt=0, le=1)
     staleness: NonNegativeFloat = 0.0
     mix: float = Field(default=0.5, gt=0, le=1)
     consensus: Literal["none", "gossip", "ring"] = "none"
     tolerance: float = Field(default=0.01, gt=0, lt=1)
     merge: MergeSection = MergeSection()
+
+    @property
+    def packing(self) -> Packing:
+        """How updates travel."""
+        return Packing(self.compress, self.keep)
 
     @model_validator(mode="after")
     def _fits_the_mode(self) -> ExchangeSection:
@@ -61,6 +69,20 @@ class ExchangeSection(Section):
             raise ValueError(
                 'send = "gradients" needs a coordinator: neighbours do not start a round from the same blocks'
             )
+        return self
+
+    @model_validator(mode="after")
+    def _fits_the_packing(self) -> ExchangeSection:
+        if self.compress != "none" and self.mode == "neighbours":
+            raise ValueError(
+                f'compress = "{self.compress}" needs a coordinator: neighbours send whole blocks'
+            )
+        if self.compress in ("int8", "topk") and self.send != "gradients":
+            raise ValueError(
+                f'compress = "{self.compress}" needs send = "gradients": it is too coarse for parameters'
+            )
+        if self.compress != "topk" and self.keep != ExchangeSection.model_fields["keep"].default:
+            raise ValueError(f'keep needs compress = "topk": "{self.compress}" sends every entry')
         return self
 
     @model_validator(mode="after")
@@ -182,6 +204,8 @@ def _check_held(message: Message, held: Collection[str]) -> None:
 
 
 def _accept_block(section: ExchangeSection, current: Tensors, update: Tensors) -> Tensors:
+    if section.compress != "none":
+        update = unpack(section.packing, update, current)
     check_update(update, current)
     if section.send == "gradients":
         update = {n: current[n].to(change.device) + change for n, change in update.items()}

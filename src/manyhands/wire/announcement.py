@@ -56,8 +56,12 @@ class Announcement:
 def announce(
     message: Message, incarnation: int, number: int, body: Body | None, digests: bytes
 ) -> Announcement:
-    """The announcement of a message."""
-    return Announcement(
+    """The announcement of a message.
+
+    Raises:
+        ValueError: Its facts are too long or not JSON: whoever receives it would take it for rubbish.
+    """
+    announcement = Announcement(
         incarnation,
         number,
         message.kind,
@@ -67,6 +71,9 @@ def announce(
         0 if body is None else body.nbytes,
         digests,
     )
+    if len(announcement.text()) > MAX_NEWS_BYTES:
+        raise ValueError(f"the facts of a {message.kind!r} take more than {MAX_NEWS_BYTES} bytes")
+    return announcement
 
 
 def read_announcement(text: bytes, digests: bytes, expected: Expected) -> Announcement:

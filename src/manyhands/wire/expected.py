@@ -19,6 +19,7 @@ import torch
 
 from manyhands.blocks import HEADER_BYTES, Weights
 from manyhands.errors import MessageDamaged
+from manyhands.exchange.packing import Packing, pack
 from manyhands.wire.body import DTYPES
 
 __all__ = ["Expected", "Spec", "expect", "read_body"]
@@ -51,11 +52,17 @@ class Expected:
         blocks: Block -> tensor -> what it must be.
         num_rounds: How many rounds there are; a message names one of them, or the end.
         kinds: The kinds of message that there are.
+        packed: The same as `blocks` for updates, where they travel packed.
     """
 
     blocks: Mapping[str, Mapping[str, Spec]]
     num_rounds: int
     kinds: frozenset[str] = KINDS
+    packed: Mapping[str, Mapping[str, Spec]] | None = None
+
+    def specs(self, kind: str, block: str) -> Mapping[str, Spec]:
+        """What a block must be in a message of a kind."""
+        return (self.packed if self.packed is not None and kind == "update" else self.blocks)[block]
 
     def max_bytes(self, names: tuple[str, ...]) -> int:
         """More than a message with these blocks can take."""
@@ -64,13 +71,19 @@ class Expected:
         return 4096 + sum(max(spec.nbytes, 8 * math.prod(spec.shape)) + 4 * HEADER_BYTES for spec in specs)
 
 
-def expect(blocks: Mapping[str, Mapping[str, torch.Tensor]], num_rounds: int) -> Expected:
-    """What the messages about some blocks may hold."""
-    specs = {
-        block: {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-        for block, tensors in blocks.items()
-    }
-    return Expected(specs, num_rounds)
+def expect(
+    blocks: Mapping[str, Mapping[str, torch.Tensor]], num_rounds: int, packing: Packing | None = None
+) -> Expected:
+    """What the messages about some blocks may hold, updates packed where they are."""
+    specs = {block: _specs(tensors) for block, tensors in blocks.items()}
+    if packing is None or packing.how == "none":
+        return Expected(specs, num_rounds)
+    packed = {block: _specs(pack(packing, tensors)[0]) for block, tensors in blocks.items()}
+    return Expected(specs, num_rounds, packed=packed)
+
+
+def _specs(tensors: Mapping[str, torch.Tensor]) -> dict[str, Spec]:
+    return {name: Spec(tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
 
 
 def read_body(data: bytearray, kind: str, names: tuple[str, ...], expected: Expected) -> dict[str, Weights]:
@@ -85,7 +98,7 @@ def read_body(data: bytearray, kind: str, names: tuple[str, ...], expected: Expe
     except (KeyError, ValueError, TypeError, AttributeError, struct.error, RecursionError) as error:
         raise MessageDamaged(f"not a body: {type(error).__name__}: {str(error)[:80]}") from None
     for block, tensors in found.items():
-        specs = expected.blocks[block]
+        specs = expected.specs(kind, block)
         problem = _misfit_of_pieces(tensors, specs) if kind in PIECES else _misfit(tensors, specs)
         if problem:
             raise MessageDamaged(f"block {block!r}: {problem}")

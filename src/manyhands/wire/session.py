@@ -100,6 +100,8 @@ def _settings(wiring: Wiring) -> dict[str, Any]:
         "transport/link/tx/keep_alive": 4,
         # In microseconds, and below the lease: a peer that does not read must not cost us healthy ones.
         "transport/link/tx/queue/congestion_control/block/wait_before_close": lease_ms * 750,
+        # An announcement that is dropped at the first sign of congestion is only repeated 0.3 s later.
+        "transport/link/tx/queue/congestion_control/drop/wait_before_drop": 10_000,
         "transport/link/rx/max_message_size": MAX_PACKET_BYTES,
         "transport/shared_memory/enabled": False,
     }
