@@ -50,6 +50,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "isolated": {"split": {"by": "isolated"}},
     "synchronous": {},
     "synchronous, some devices, gradients": {"exchange": {"fraction": 0.5, "send": "gradients"}},
+    "synchronous, packed": {"exchange": {"send": "gradients", "compress": "int8"}},
     "synchronous, median": {"exchange": {"merge": {"rule": "median"}}},
     "asynchronous": {"exchange": {"mode": "asynchronous", "staleness": 0.5}},
     "neighbours": {"exchange": NEIGHBOURS, "fleet": RING},

@@ -172,7 +172,8 @@ def _posts(
     job: Job, team: Team, name: str, incarnation: int, line: Line, tell: Callable[[str, str, Facts], None]
 ) -> dict[str, ZenohPost]:
     """A post for each hand that lives on the device."""
-    expected = replace(expect(team.blocks, job.exchange.rounds), kinds=KINDS | {HELLO})
+    expected = expect(team.blocks, job.exchange.rounds, job.exchange.packing)
+    expected = replace(expected, kinds=KINDS | {HELLO})
     listen, connect = line.listen or job.live.listen, line.connect or job.live.connect
     here = tuple(_reachable(where) for where in listen)
     posts = {}
