@@ -269,7 +269,7 @@ def test_devices_with_certificates_and_data_of_their_own_train_together(tmp_path
                 "--data",
                 str(data),
             ]
-            command += ["--data", str(data), "--keys", str(tmp_path / "keys" / name)]
+            command += ["--data", str(data), "--keys", str(tmp_path / "keys" / "devices" / name)]
             command += ["--out", str(run / "devices" / name)]
             command += ["--listen", where[name], "--connect", where["b" if name == "a" else "a"]]
             processes[name] = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
