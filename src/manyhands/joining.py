@@ -229,7 +229,8 @@ async def _stoppable(device: LiveDevice, post: ZenohPost, *, tethered: bool) -> 
 def _save_models(folder: DeviceFolder, split: Split, library: Library, ends: Mapping[str, Any]) -> None:
     """Writes the network of each hand that lives here: a device's own, the coordinator's merged one."""
     networks: dict[str, Weights] = {}
-    for hand, end in ends.items():
+    for hand, left in ends.items():
+        end = getattr(left, "replica", left)  # one that had come to its end before gives what it saved
         if isinstance(end, Replica):
             networks[hand] = end.weights
         elif isinstance(end, Progress) and split.merged is not None:
