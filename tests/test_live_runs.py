@@ -117,7 +117,7 @@ def test_a_killed_device_is_started_again_and_all_come_to_their_end(
 
 
 def killed_run(job: Job, folder: Path, victim: str) -> dict[str, Any]:
-    """A run in which one device is killed as soon as any is seen in its third round; none if it was too late."""
+    """A run in which one device is killed when any is seen in its third round; none if that was too late."""
     killed: list[int] = []
 
     def kill(_split: str, _job: Job, _tally: Any, event: dict[str, Any] | None) -> None:
