@@ -147,20 +147,14 @@ def _fingerprint(material: Material) -> str:
     return hashlib.sha256(json.dumps([material.shape, material.classes]).encode()).hexdigest()[:16]
 
 
-def _compare(job: Job, team: Team, own: Facts, peer: str, facts: Facts) -> None:
-    """Takes what another tells of its data.
-
-    Raises:
-        JobError: A network cannot learn from both.
-    """
+def _compare(job: Job, team: Team, own: Facts, peer: str, facts: Facts) -> str:
+    """Takes what another tells of its data; says why no network can learn from both, if so."""
     if facts.get("material") != own["material"]:
-        expected = (
-            f"has other classes or another shape than that of {peer}; give all devices the same classes"
-        )
-        raise JobError("data", job.data.name, expected)
+        return "its data has other classes or another shape; give all devices the same classes"
     count = facts.get("examples")
     if job.data.shares == "own" and type(count) is int and 0 < count <= MAX_EXAMPLES:
         team.counts.correct(peer, count)
+    return ""
 
 
 def _reasons(connect: Sequence[str], keys: Path | None) -> list[str]:

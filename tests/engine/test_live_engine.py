@@ -45,6 +45,7 @@ class Stage:
         *,
         done: bool = False,
         serves: bool = False,
+        material: str = "digits",
     ) -> LiveDevice:
         peers = tuple(other for other in self.names if other != name)
         state = StateFolder(self.folder / name, "job")
@@ -57,6 +58,8 @@ class Stage:
             lambda event, line: self.events.append(json.loads(line)),
             Past(epoch_seconds(), incarnation, frozenset({name} if done else ())),
             finished=self.done.append,
+            greeting={"material": material},
+            heard=lambda _peer, facts: "" if facts["material"] == material else "other classes",
         )
 
     def of(self, kind: str) -> list[dict[str, Any]]:
@@ -349,3 +352,23 @@ def test_what_no_program_could_read_is_refused(message: Message, tmp_path: Path)
     assert ends["b"].facts == {"call": [0, 1], "examples": 3}
     (refused,) = stage.of("refused")
     assert refused["peer"] == "a"
+
+
+def test_one_with_whom_nothing_can_be_learned_is_not_listened_to(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, SECTION.model_copy(update={"quorum": 2}))
+
+    async def speak(hand: Hand) -> None:
+        await hand.send("b", Message("note"))
+
+    async def listen(hand: Hand) -> str:
+        message = await hand.receive("note", "lost")
+        assert message is not None
+        return message.kind
+
+    devices = stage.device("a", speak, material="letters"), stage.device("b", listen)
+    _, ends = asyncio.run(lived(*devices))
+    assert ends["b"] == "lost"
+    assert {(e["device"], e["peer"], e["reason"]) for e in stage.of("refused")} == {
+        ("a", "b", "other classes"),
+        ("b", "a", "other classes"),
+    }

@@ -19,7 +19,7 @@ from pydantic_core import to_json
 from manyhands.engine.clock import RunClock
 from manyhands.engine.cores import Cores
 from manyhands.engine.live_hand import LiveHand, Place
-from manyhands.errors import ManyhandsError, placed
+from manyhands.errors import placed
 from manyhands.hand import Facts, Outcome, Work
 from manyhands.settings import Section
 
@@ -71,7 +71,7 @@ class LiveDevice:
         finished: Told the name of each hand that has come to its end, once what it leaves is on disk.
         threads: Of torch, for each work.
         greeting: What it tells each hand that it meets, besides how it stands.
-        heard: Takes what others tell of themselves; what it raises ends the device.
+        heard: Takes what another tells of itself; says why nothing can be learned together, if so.
         diagnose: Says why others cannot be reached, in a line each; asked once, when nobody comes.
     """
 
@@ -87,7 +87,7 @@ class LiveDevice:
         finished: Callable[[str], None] = lambda _name: None,
         threads: int = 1,
         greeting: Facts | None = None,
-        heard: Callable[[str, Facts], None] = lambda _peer, _facts: None,
+        heard: Callable[[str, Facts], str] = lambda _peer, _facts: "",
         diagnose: Callable[[], list[str]] = list,
     ) -> None:
         self.name, self.section = name, section
@@ -216,15 +216,14 @@ class LiveDevice:
             (self._lost.discard if here else self._lost.add)(peer)
         self._news.set()
 
-    def hear(self, peer: str, facts: Facts) -> None:
-        """Takes what another tells of itself."""
-        try:
-            self._heard(peer, facts)
-        except ManyhandsError as error:
-            self.spawn(_raise(error))
+    def hear(self, peer: str, facts: Facts) -> str:
+        """Takes what another tells of itself; says why nothing can be learned together, if so."""
+        if reason := self._heard(peer, facts):
+            return reason
         if facts.get("begun") is True:
             self._others_began = True
             self._news.set()
+        return ""
 
     # Events and works.
 
@@ -273,10 +272,6 @@ class LiveDevice:
         facts = {"work": work.name, "started": started, "flops": work.flops, **work.facts}
         self.emit(hand.name, "computed", facts | {"facts": outcome.facts, "bytes": sizes})
         return outcome
-
-
-async def _raise(error: BaseException) -> None:
-    raise error
 
 
 def _first(error: BaseException) -> BaseException:

@@ -70,6 +70,7 @@ class LiveHand:
         self._incarnations: dict[str, int] = {}
         self._met: set[str] = set()
         self._done_peers: set[str] = set()
+        self._misfits: set[str] = set()  # with whom nothing can be learned together
         self._num_sent: Counter[str] = Counter()
         self._num_received: Counter[str] = Counter()
         self._due: dict[str, int] = {}  # of peers that are done: how many messages they sent
@@ -151,7 +152,7 @@ class LiveHand:
         await self.on_disk()
         self.done = True
         self._device.finish(self._name)
-        for peer in self._incarnations:
+        for peer in list(self._incarnations):
             await self.greet(peer)
 
     async def _linger(self) -> None:
@@ -220,6 +221,8 @@ class LiveHand:
         if message.kind == HELLO:
             self._hear(message.sender, message.facts)
             return
+        if message.sender in self._misfits:
+            return
         reason = "a stranger" if message.sender not in self.all_peers else what_is_wrong(message)
         if reason:
             refused = {"peer": message.sender, "round": message.round, "reason": reason}
@@ -249,7 +252,7 @@ class LiveHand:
             self._incarnations[peer] = incarnation
             self._num_sent[peer] = self._num_received[peer] = 0
             self._device.spawn(self.greet(peer))
-            if peer not in self._done_peers:
+            if peer not in self._done_peers and peer not in self._misfits:
                 self._welcome(peer)
         self._news.set()
 
@@ -273,8 +276,12 @@ class LiveHand:
         self._mailbox.deliver(Message("lost", sender=peer))
 
     def _hear(self, peer: str, facts: Facts) -> None:
-        self._device.hear(peer, facts)
-        if peer not in self.all_peers:
+        if peer not in self.all_peers or peer in self._misfits:
+            return
+        if reason := self._device.hear(peer, facts):
+            self._misfits.add(peer)
+            self._device.emit(self._name, "refused", {"peer": peer, "round": 0, "reason": reason})
+            self._lose(peer, told=False)
             return
         if facts.get("done") is True and peer not in self._due:
             self._due[peer] = sent if type(sent := facts.get("sent")) is int else 0
