@@ -177,8 +177,8 @@ class LiveHand:
             self._news.clear()
 
     def _unfinished(self) -> list[str]:
-        """The peers that are not known to be done."""
-        return [peer for peer in self.all_peers if peer not in self._done_peers]
+        """The peers that may still need something."""
+        return [peer for peer in self.all_peers if peer not in self._done_peers | self._misfits]
 
     async def on_disk(self) -> None:
         """Waits until what was saved last is on disk."""
@@ -282,6 +282,7 @@ class LiveHand:
             self._misfits.add(peer)
             self._device.emit(self._name, "refused", {"peer": peer, "round": 0, "reason": reason})
             self._lose(peer, told=False)
+            self._news.set()
             return
         if facts.get("done") is True and peer not in self._due:
             self._due[peer] = sent if type(sent := facts.get("sent")) is int else 0
