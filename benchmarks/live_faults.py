@@ -5,14 +5,13 @@ packets. The job runs undisturbed first, then with faults: two devices are kille
 the killed ones are started again, the fleet is cut three against three for 15 s and healed. Needs root, `ip`,
 `tc` and `nft`.
 
-    sudo python benchmarks/live_faults.py [--rounds 150] [--seed 1]
+    sudo python benchmarks/live_faults.py [--rounds 60] [--seed 1] [--out DIR]
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from manyhands.report.device_folder import DeviceFolder
+from manyhands.report.folder import RunFolder
 from manyhands.run import gather
 
 NAMES = ("d1", "d2", "d3", "d4", "d5", "d6")
@@ -190,28 +190,36 @@ def run(job: Path, out: Path, *, faults: bool, limit_s: float) -> tuple[dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=150)
-    parser.add_argument("--epochs", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--limit-s", type=float, default=600.0)
+    parser.add_argument("--out", type=Path, help="keep the runs here, and go on with those that are done")
+    parser.add_argument("--runs", default="undisturbed,disturbed")
     options = parser.parse_args()
     if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "tc", "nft"))):
         raise SystemExit("skipped: network namespaces need root, ip, tc and nft")
-    folder = Path(tempfile.mkdtemp(prefix="live-faults-"))
+    folder = options.out or Path(tempfile.mkdtemp(prefix="live-faults-"))
+    folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.toml"
     text = JOB.format(seed=options.seed, rounds=options.rounds, epochs=options.epochs)
     devices = "".join(f'[[fleet.device]]\nname = "{name}"\nkind = "raspberry-pi-4"\n' for name in NAMES)
     job.write_text(text + devices)
-    results = {}
-    lay_links(options.loss)
-    try:
-        for label, faults in (("undisturbed", False), ("disturbed", True)):
-            results[label], told = run(job, folder / label, faults=faults, limit_s=options.limit_s)
-    finally:
-        take_links_up()
+    results: dict[str, dict[str, Any]] = {}
+    told = folder / "told.txt"
+    for label in options.runs.split(","):
+        found = RunFolder(folder / label).load_result()
+        if found is None:
+            lay_links(options.loss)
+            try:
+                found, said = run(job, folder / label, faults=label == "disturbed", limit_s=options.limit_s)
+            finally:
+                take_links_up()
+            told.write_text("\n".join(said))
+        results[label] = found
     print(f"{datetime.date.today()}  {platform.machine()}, {os.cpu_count()} cores, seed {options.seed}")
-    print("\n".join(told))
+    print(told.read_text())
     print("| run | accuracy | rounds of the devices | finished | seconds |\n|---|---|---|---|---|")
     for label, result in results.items():
         rounds = ", ".join(str(device["rounds"]) for device in result["devices"])
@@ -219,9 +227,8 @@ def main() -> None:
         print(
             f"| {label} | {result['accuracy']:.1%} | {rounds} | {finished} of 6 | {result['seconds']:.0f} |"
         )
-    lost = {d["name"]: d["down_seconds"] for d in results["disturbed"]["devices"] if d["down_seconds"]}
-    print(f"down, seconds: {json.dumps(lost)}")
-    shutil.rmtree(folder)
+    if options.out is None:
+        shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
