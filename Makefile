@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: run test lint install install-dev install-rl format bench clean
+.PHONY: run test test-live lint install install-dev install-rl format bench clean
 
 run: $(VENV)/.installed
 	$(BIN)/manyhands train
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n 2
+
+# Six devices in network namespaces, killed, stopped and cut off; needs root and takes minutes.
+test-live: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/live_faults.py
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

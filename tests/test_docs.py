@@ -411,12 +411,12 @@ def check_event(event: dict[str, Any]) -> None:
 
 
 def events_in_the_code() -> set[str]:
-    """The names passed to ``report(event, ...)`` and ``emit(device, event, ...)``."""
+    """The names passed to ``report(event, ...)``, ``emit(device, event, ...)`` and ``_tell(event, ...)``."""
     names = set()
     for path in (ROOT / "src" / "manyhands").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                place = {"report": 0, "emit": 1}.get(node.func.attr, math.inf)
+                place = {"report": 0, "emit": 1, "_tell": 0}.get(node.func.attr, math.inf)
                 if place < len(node.args) and isinstance(node.args[int(place)], ast.Constant):
                     names.add(node.args[int(place)].value)
     return names

@@ -35,6 +35,8 @@ from manyhands.cli_common import (
     watching,
 )
 from manyhands.cli_compare import compare
+from manyhands.cli_keys import keys
+from manyhands.cli_live import gather, join_job, status
 from manyhands.cli_plan import plan
 from manyhands.cli_profile import profile
 from manyhands.crewing import is_crew_run, train_crew
@@ -75,14 +77,20 @@ def train(
     folder = new_folder(out, wanted.name)
     console = make_console(quiet or as_json)
     with watching(console, alone=wanted.run.alone) as table, stoppable(f"'manyhands resume {folder}'"):
-        go = train_crew if engine == "live" else run_train
-        result = go(wanted, folder, table, table and table.reading)
+        if check_engine(engine) == "live" and wanted.split.by == "space":
+            result = train_crew(wanted, folder, table, table and table.reading)
+        else:
+            result = run_train(wanted, folder, table, table and table.reading, check_engine(engine))
     _show_result(console, result, folder, as_json=as_json)
 
 
 app.command()(compare)
 app.command()(profile)
 app.command()(plan)
+app.add_typer(keys)
+app.command("join")(join_job)
+app.command()(status)
+app.command()(gather)
 
 
 @app.command()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from manyhands.errors import JobError, Stopped
 from manyhands.job import Job, load_job, quick_start
 from manyhands.progress import LinesNowAndThen, LiveTable
 from manyhands.report.folder import RunFolder
+from manyhands.run import EngineName
 
 __all__ = [
     "EngineOption",
@@ -49,10 +50,12 @@ def read_job(path: Path | None, changes: list[str] | None, seed: int | None) -> 
     return quick_start(changes or (), seed) if path is None else load_job(path, changes or (), seed)
 
 
-def check_engine(engine: str) -> None:
-    """Refuses an engine that there is not."""
-    if engine not in ("simulate", "live"):
-        raise JobError("--engine", engine, "there is no such engine; choose simulate or live")
+def check_engine(engine: str) -> EngineName:
+    """The engine of a name; one that there is not is refused."""
+    for known in get_args(EngineName):
+        if engine == known:
+            return engine  # type: ignore[return-value]  # it is one of them
+    raise JobError("--engine", engine, f"there is no such engine; choose {' or '.join(get_args(EngineName))}")
 
 
 def new_folder(out: Path | None, name: str) -> Path:

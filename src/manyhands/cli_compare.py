@@ -70,7 +70,8 @@ def compare(
     as_json: JsonOption = False,
 ) -> None:
     """Run the same job under several splits: one table and one plot."""
-    check_engine(engine)
+    if check_engine(engine) != "simulate":
+        raise JobError("--engine", engine, "a comparison needs one clock for all runs; take simulate")
     names = [name.strip() for name in splits.split(",") if name.strip()]
     check_splits(names)
     varied, numbers = _read_vary(vary), _read_seeds(seeds, seed)

@@ -83,8 +83,7 @@ def _chosen_sizes(devices: Sequence[Mapping[str, Any]]) -> Iterator[RenderableTy
 
 def _headline(result: Mapping[str, Any]) -> str:
     parts = [f"{result['job']}: {result.get('form') or result['split']}", counted(result["rounds"], "round")]
-    how = " simulated" if result.get("engine", "simulate") == "simulate" else ""
-    parts.append(f"{seconds_text(result['seconds'])}{how}")
+    parts.append(f"{seconds_text(result['seconds'])} {'live' if result['engine'] == 'live' else 'simulated'}")
     measure = measure_of(result)
     if (value := result[measure.key]) is not None:
         parts.append(f"test {measure.key} {measure.short(value)} ({whose_network(result)})")

@@ -27,6 +27,7 @@ __all__ = [
     "Stopped",
     "UpdateRefused",
     "did_you_mean",
+    "placed",
 ]
 
 
@@ -80,6 +81,11 @@ def did_you_mean(said: str, known: Iterable[str]) -> str:
     by_folded = {name.casefold(): name for name in known}
     close = get_close_matches(said.casefold(), by_folded, n=1)
     return f"; did you mean {by_folded[close[0]]}?" if close else ""
+
+
+def placed(error: BaseException, place: str) -> RunError:
+    """An error with the device and stage in which it arose."""
+    return RunError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}")
 
 
 def _shown(value: Any) -> str:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from manyhands.engine.network import Network
-from manyhands.engine.simulate import Participant
+from manyhands.engine.participant import Participant
 from manyhands.errors import JobError
+from manyhands.exchange.counts import Counts
 from manyhands.exchange.epidemic import meeting_rows
 from manyhands.exchange.member import Member
-from manyhands.exchange.mixing import mixing_rows
 from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours, plan_consensus
 from manyhands.exchange.pace import Pace, Portion
 from manyhands.exchange.push import PushPlace, push_to_peers
@@ -38,6 +38,8 @@ class Company:
         members: Device -> its part.
         phases: Device -> how it learns.
         blocks: All blocks before the first round.
+        counts: How much data each device has.
+        live: Whether devices are on hosts of their own, whose speed is not known.
     """
 
     job: Job
@@ -46,6 +48,8 @@ class Company:
     members: Mapping[str, Member]
     phases: Mapping[str, Phase]
     blocks: Blocks
+    counts: Counts
+    live: bool = False
 
     @property
     def holds(self) -> dict[str, tuple[str, ...]]:
@@ -54,8 +58,13 @@ class Company:
 
     @property
     def num_examples(self) -> dict[str, int]:
-        """Device -> how much it learns from."""
-        return {name: phase.num_examples for name, phase in self.phases.items()}
+        """Device -> how much it learns from; corrected in place when devices tell."""
+        return self.counts.num_examples
+
+    @property
+    def patience_s(self) -> float:
+        """How long nobody is given up, at the least."""
+        return self.job.live.patience_s if self.live else 0.0
 
     def others(self, name: str) -> tuple[str, ...]:
         """All devices but one."""
@@ -71,7 +80,7 @@ def _averaging(company: Company) -> dict[str, Participant]:
     """Devices that go from round to round together."""
     job, fleet, holds, num_examples = company.job, company.fleet, company.holds, company.num_examples
     epidemic = job.exchange.mode == "epidemic"
-    rows = mixing_rows(fleet, holds, num_examples)
+    rows = company.counts.rows(holds)
     places = {
         name: Neighbourhood(
             job.exchange, {b: company.blocks[b] for b in held}, rows[name], 0.0, job.run.evaluate_every
@@ -81,6 +90,9 @@ def _averaging(company: Company) -> dict[str, Participant]:
     places = plan_consensus(places, fleet, num_examples)
     expected_s = _expected_s(company, places)
     exchange_s = _expected_s(company, places, trained=True)
+    # How long to wait is one thing; at what pace to go on while somebody is away, the expected time is right.
+    wait_s = job.exchange.deadline_s or max(job.exchange.slack * expected_s, company.patience_s)
+    section = job.exchange.model_copy(update={"deadline_s": wait_s})
     participants = {}
     for name, place in places.items():
         meet = partial(
@@ -94,6 +106,7 @@ def _averaging(company: Company) -> dict[str, Participant]:
         pace = _pace(company, name, exchange_s, waits=True)
         own = replace(
             place,
+            section=section,
             expected_s=expected_s,
             meet=meet if epidemic else None,
             pace=pace,
@@ -110,7 +123,7 @@ def _pushing(company: Company) -> dict[str, Participant]:
     if len({frozenset(held) for held in holds.values()}) > 1:
         expected = f'a split by {company.split.name} gives devices unlike blocks; take "neighbours"'
         raise JobError("exchange.mode", "push", expected)
-    rows = mixing_rows(company.fleet, holds, company.num_examples)
+    rows = company.counts.rows(holds)
     places = {
         name: Neighbourhood(job.exchange, {b: company.blocks[b] for b in held}, rows[name], 0.0)
         for name, held in holds.items()
@@ -126,7 +139,7 @@ def _pushing(company: Company) -> dict[str, Participant]:
             place.blocks,
             place.neighbours,
             FIRST_UNITS * len(places),
-            expected_s,
+            max(expected_s, company.patience_s / job.exchange.slack),
             job.run.evaluate_every,
             pace,
             company.others(name) if pace is not None else (),
@@ -146,6 +159,8 @@ def _pace(company: Company, name: str, exchange_s: float, *, waits: bool) -> Pac
     flops_per_example = float(phase.architecture.cost.train_flops)
 
     def slowdown(from_s: float, until_s: float) -> float:
+        if company.live:
+            return 1.0  # what co-running work costs a real device is in what its last epochs took
         return contention.mean(name, from_s, until_s).slowdown
 
     def train(replica: Replica, blocks: Blocks, number: int, portion: Portion) -> Work:
@@ -162,6 +177,7 @@ def _pace(company: Company, name: str, exchange_s: float, *, waits: bool) -> Pac
         flops_per_example,
         exchange_s,
         waits,
+        company.patience_s,
     )
 
 

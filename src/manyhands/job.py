@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 
 from manyhands.data import DataSection
 from manyhands.engine.faults import Fault
+from manyhands.engine.live import LiveSection
 from manyhands.errors import JobError, did_you_mean
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.fleet import CoRunning, FleetSection
@@ -64,6 +65,7 @@ class Job(Section):
     fault: tuple[Fault, ...] = ()
     contention: tuple[CoRunning, ...] = ()
     run: RunSection = RunSection()
+    live: LiveSection = LiveSection()
 
     @property
     def hash(self) -> str:
@@ -81,6 +83,7 @@ class Job(Section):
         for table, work in zip(said["contention"], self.contention, strict=True):
             if isinstance(work, Recorded):
                 table["path"] = _content_hash(work.path)
+        del said["live"]
         return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_toml(self) -> str:
@@ -199,6 +202,11 @@ def _checked(said: dict[str, Any]) -> Job:
     _check_task(job)
     _check_data_split(job)
     _check_groups(job)
+    if job.data.shares == "own" and job.exchange.consensus == "ring":
+        expected = (
+            'needs to know beforehand how much data each device has; with data.shares = "own" take gossip'
+        )
+        raise JobError("exchange.consensus", "ring", expected)
     if job.split.by in get_args(FormName):
         expected = f'is a form of the split by capacity: write by = "capacity", form = "{job.split.by}"'
         raise JobError("split.by", job.split.by, expected)

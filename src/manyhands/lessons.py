@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Literal, Protocol, cast
 
+import numpy as np
 import torch
 
 from manyhands.blocks import Layout, Weights
@@ -126,6 +127,8 @@ def share_out(job: Job, examples: Examples, fleet: Fleet) -> dict[str, Examples]
     if job.split.task is not None:
         held = [[int(c) for c in device.classes or ()] for device in fleet.devices]
         shares = plan_class_shares(labels, held, fractions, rng=rng, whole=job.split.task.data == "whole")
+    elif job.data.shares == "own":
+        shares = [np.arange(len(labels))] * len(fleet.devices)
     else:
         shares = plan_shares(
             labels,

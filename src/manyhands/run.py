@@ -2,6 +2,8 @@
 
     job -> fleet, data -> sizes -> split -> team -> engine -> result
 
+The engine is the simulator, or, for a rehearsal, a process for each device on this machine.
+
 A run writes everything it does into its folder as it goes, so it can be killed at any moment and gone on
 with: `train` starts, resumes or just returns what is there, whichever the folder needs.
 """
@@ -9,9 +11,10 @@ with: `train` starts, resumes or just returns what is there, whichever the folde
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from manyhands.assigning import assign_classes
 from manyhands.blocks import Weights, extract
@@ -29,7 +32,9 @@ from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
 from manyhands.looking import averaged_network, merged_network
 from manyhands.preparing import save_decoupling
+from manyhands.rehearsal import Watch, check_live, collect, rehearse
 from manyhands.replica import Replica
+from manyhands.report.device_folder import DeviceFolder
 from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
@@ -40,18 +45,35 @@ from manyhands.splits import SPLITS, Seat, Split
 from manyhands.team import COORDINATOR, Team, check_fleet, make_team, offered_networks
 from manyhands.tile_groups import GroupPlan, linked, parts_of, plan_groups, speaker
 
-__all__ = ["Watch", "check", "compare", "make_result", "put_together", "resume", "train"]
+__all__ = [
+    "EngineName",
+    "Watch",
+    "check",
+    "compare",
+    "gather",
+    "make_result",
+    "put_together",
+    "resume",
+    "train",
+]
 
-Watch = Callable[[str, Job, Tally, Facts | None], None]
-"""Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
+EngineName = Literal["simulate", "live"]
+
+Drive = Callable[[Job, Fleet, Team, RunFolder, Tally, Watch | None], Mapping[str, Any]]
+"""What makes events of a team: counts them, and gives what each hand has left."""
 
 
 def train(
-    job: Job, out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None
+    job: Job,
+    out: Path,
+    watch: Watch | None = None,
+    progress: ReadingProgress | None = None,
+    engine: EngineName = "simulate",
 ) -> dict[str, Any]:
     """Runs a job in a folder, or goes on with it, and returns its result.
 
-    `watch` is told of every event, `progress` how far reading the data is.
+    `watch` is told of every event, `progress` how far reading the data is. With the engine ``live`` each
+    device is a process of its own on this machine, and time is real.
     """
     folder = RunFolder(out)
     if (finished := folder.load_result()) is not None:
@@ -60,7 +82,11 @@ def train(
         return finished
     if folder.is_run:
         _check_same(job, load_job(folder.job).hash, out)
-    return _train(job, load_material(job, progress), folder, watch, progress)
+        if folder.is_live != (engine == "live") and (folder.is_live or folder.trace.is_file()):
+            raise JobError("--engine", engine, f"the run in {out} was begun with the other engine")
+    if engine == "live":
+        check_live(job)
+    return _train(job, load_material(job, progress), folder, watch, progress, engine)
 
 
 def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
@@ -68,7 +94,28 @@ def resume(out: Path, watch: Watch | None = None, progress: ReadingProgress | No
     folder = RunFolder(out)
     if not folder.is_run:
         raise JobError("RUN", str(out), "is not a run folder: it has no job.toml")
-    return train(load_job(folder.job), out, watch, progress)
+    return train(load_job(folder.job), out, watch, progress, "live" if folder.is_live else "simulate")
+
+
+def gather(out: Path, data: Path | None = None, progress: ReadingProgress | None = None) -> dict[str, Any]:
+    """Makes one run of what devices on hosts of their own have left, brought to ``OUT/devices/NAME``.
+
+    Args:
+        out: The folder of the run.
+        data: Where this machine has data of the same kind, to measure networks on.
+        progress: Told how far reading it is.
+    """
+    folder = RunFolder(out)
+    found = [DeviceFolder(path) for path in sorted(folder.devices.glob("*")) if path.is_dir()]
+    if not any(device.is_there for device in found):
+        raise JobError("RUN", str(out), "has no folder of a device: copy each to RUN/devices/NAME")
+    job = load_job(next(device.job for device in found if device.is_there))
+    for device in found:
+        if device.is_there and (theirs := device.about()["job"]) != job.hash:
+            raise JobError("RUN", str(device.path), f"is of another job: {theirs}, not {job.hash}")
+    if data is not None:
+        job = job.model_copy(update={"data": job.data.model_copy(update={"path": data.resolve()})})
+    return _train(job, load_material(job, progress), folder, None, progress, "live", collect)
 
 
 def compare(
@@ -93,6 +140,8 @@ def _train(
     folder: RunFolder,
     watch: Watch | None,
     progress: ReadingProgress | None = None,
+    engine: EngineName = "simulate",
+    drive: Drive | None = None,
 ) -> dict[str, Any]:
     """The pipeline itself.
 
@@ -101,13 +150,19 @@ def _train(
     """
     started = wall_seconds()
     library = Library(job, material, progress)
-    fleet, split, team, groups = put_together(job, material, library)
+    live = engine == "live"
+    here = () if drive is collect else None
+    fleet, split, team, groups = put_together(job, material, library, live=live, here=here)
     folder.begin(job.to_toml())
-    alone = _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges else None
+    # What a device would have come to alone is a comparison on one clock, and live that is not to be had.
+    alone = (
+        _train_alone(job, material, folder, watch) if job.run.alone and split.exchanges and not live else None
+    )
     tally = Tally(team.hosts, team.measure)
-    ends = _simulate(job, fleet, team, folder, tally, watch)
+    drive = drive or (rehearse if live else _simulate)
+    ends = drive(job, fleet, team, folder, tally, watch)
     models, lost = _models(team, split, library, ends, tally.finished)
-    result = make_result(job, material, fleet, team, tally, groups)
+    result = make_result(job, material, fleet, team, tally, groups) | {"engine": engine}
     result["lost_blocks"] = lost
     result["prepared"] = library.prepared.figures if library.prepared else None
     if split.merged is not None and "global" in models:
@@ -129,10 +184,26 @@ def _train(
 
 
 def put_together(
-    job: Job, material: Material, library: Library
+    job: Job,
+    material: Material,
+    library: Library,
+    *,
+    live: bool = False,
+    here: Collection[str] | None = None,
 ) -> tuple[Fleet, Split, Team, dict[str, GroupPlan]]:
-    """The devices, who trains what, the programs, and how tile groups compute."""
+    """From a job to its devices, who trains what, the programs of all hands, and how tile groups compute.
+
+    Args:
+        job: The job.
+        material: What it learns from.
+        library: Its networks.
+        live: Whether devices are on hosts of their own.
+        here: Those that compute on this machine; the GPUs of others need not be there. None: all.
+    """
     fleet = make_fleet(job.fleet, seed=job.seed, tiled=job.split.by == "space")
+    if here is not None:
+        away = [d if d.name in here else replace(d, torch_device="cpu") for d in fleet.devices]
+        fleet = replace(fleet, devices=tuple(away))
     check_fleet(job, fleet)
     Contention(job.contention, fleet)  # names devices and files that are there
     _check_faults(job, fleet.names, (COORDINATOR,))  # once more below, when it is known who takes part
@@ -141,7 +212,7 @@ def put_together(
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
     sizing, groups = plan_groups(job, material.shape, sizing, split, library)
-    team = make_team(job, sizing, split, library, lessons)
+    team = make_team(job, sizing, split, library, lessons, live=live)
     _check_faults(job, fleet.names, tuple(team.hosts))
     return sizing.fleet, split, team, groups
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 
 from manyhands.blocks import Weights, covers, extract
 from manyhands.engine.network import Network
-from manyhands.engine.simulate import Participant
+from manyhands.engine.participant import Participant
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Coordination
 from manyhands.exchange.coordinator import coordinate
+from manyhands.exchange.counts import Counts
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Member
 from manyhands.fleet import Device, Fleet
@@ -44,6 +45,8 @@ class Team:
     coordinator_host: str | None
     looker: Looker
     measure: MeasureName
+    blocks: Blocks
+    counts: Counts
 
     @property
     def hosts(self) -> dict[str, str]:
@@ -61,6 +64,24 @@ class _Setting:
     networks: Library
     lessons: Lessons
     looker: Looker
+    live: bool
+
+    @cached_property
+    def blocks(self) -> dict[str, Weights]:
+        """Every block before the first round, cut out of the largest network that holds it."""
+        library, blocks = self.networks, dict[str, Weights]()
+        merged = self.split.merged
+        by_size = {seat.size: seat for seat in (*self.split.seats.values(), *([merged] if merged else []))}
+        for size in [size for size in reversed(library.sizes) if size in by_size]:
+            missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
+            cut = extract(library(size).first, missing)
+            blocks |= {name: Weights(tensors) for name, tensors in cut.items()}
+        return blocks
+
+    def patient_s(self, expected_s: float) -> float:
+        """How long a round may be expected to take; live, nobody is given up sooner than `patience_s`."""
+        floor_s = self.job.live.patience_s / self.job.exchange.slack if self.live else 0.0
+        return max(expected_s, floor_s)
 
 
 def offered_networks(library: Library) -> Networks:
@@ -85,24 +106,28 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
         _coordinator_host(job, fleet)
 
 
-def make_team(job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons) -> Team:
-    """Seats every device and binds the programs."""
+def make_team(
+    job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons, *, live: bool = False
+) -> Team:
+    """Seats every device and binds the programs; `live` for hosts of their own, whose speed is not known."""
     fleet = sizing.fleet
     looker = Looker(lessons, len(library.sizes) + 4)
-    setting = _Setting(job, fleet, split, library, lessons, looker)
+    setting = _Setting(job, fleet, split, library, lessons, looker, live)
     for device in fleet.devices:
         if not device.executors:  # a group's plan has seen to it
             _check_memory(setting, device)
     phases = {device.name: _phase(setting, device) for device in fleet.devices}
-    together = _together(setting, phases)
+    counts = Counts(fleet, {name: phase.num_examples for name, phase in phases.items()})
+    # On hosts of their own nobody sees what all have.
+    together = None if live else _together(setting, phases)
     members = {name: _member(setting, phase, together) for name, phase in phases.items()}
     statics = {
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
         for name, phase in phases.items()
     }
     host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.coordinated else None
-    participants = _participants(setting, members, phases, host)
-    return Team(participants, statics, members, host, looker, lessons.measure)
+    participants = _participants(setting, members, phases, host, counts)
+    return Team(participants, statics, members, host, looker, lessons.measure, setting.blocks, counts)
 
 
 def _phase(setting: _Setting, device: Device) -> Phase:
@@ -153,7 +178,7 @@ def _together(setting: _Setting, phases: Mapping[str, Phase]) -> Together:
     )
 
 
-def _member(setting: _Setting, phase: Phase, together: Together) -> Member:
+def _member(setting: _Setting, phase: Phase, together: Together | None) -> Member:
     def train(replica: Replica, blocks: Blocks, number: int) -> Work:
         return phase.work(replica, blocks, number)
 
@@ -174,7 +199,7 @@ def _member(setting: _Setting, phase: Phase, together: Together) -> Member:
         train,
         settle,
         evaluate,
-        partial(together.after, phase.device),
+        (lambda _round, _blocks: None) if together is None else partial(together.after, phase.device),
     )
 
 
@@ -208,13 +233,20 @@ def _coordinator_host(job: Job, fleet: Fleet) -> str:
 
 
 def _participants(
-    setting: _Setting, members: Mapping[str, Member], phases: Mapping[str, Phase], host: str | None
+    setting: _Setting,
+    members: Mapping[str, Member],
+    phases: Mapping[str, Phase],
+    host: str | None,
+    counts: Counts,
 ) -> dict[str, Participant]:
     job = setting.job
     if setting.split.exchanges and host is None:
-        return gossip(Company(job, setting.fleet, setting.split, members, phases, _first_blocks(setting)))
+        company = Company(
+            job, setting.fleet, setting.split, members, phases, setting.blocks, counts, setting.live
+        )
+        return gossip(company)
     program = partial(
-        work_alone if host is None else take_part,
+        work_alone if host is None else partial(take_part, packing=job.exchange.packing),
         num_rounds=job.exchange.rounds,
         evaluate_every=job.run.evaluate_every,
     )
@@ -225,35 +257,27 @@ def _participants(
     if host is None:
         return devices
     coordinator = Participant(
-        partial(coordinate, job=_coordination(setting, phases, host)), host, tuple(members)
+        partial(coordinate, job=_coordination(setting, phases, host, counts)),
+        host,
+        tuple(members),
+        serves=True,
     )
     return {**devices, COORDINATOR: coordinator}
 
 
-def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str) -> Coordination:
+def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str, counts: Counts) -> Coordination:
     job, split = setting.job, setting.split
-    blocks = _first_blocks(setting)
+    blocks = setting.blocks
     return Coordination(
         job.exchange,
         job.seed,
         blocks,
         {name: tuple(seat.layout) for name, seat in split.seats.items()},
-        _expected_s(setting, phases, blocks, host),
-        {name: phase.num_examples for name, phase in phases.items()},
+        {name: setting.patient_s(s) for name, s in _expected_s(setting, phases, blocks, host).items()},
+        counts.num_examples,
         _look_at_merged(setting, host),
         job.run.evaluate_every,
     )
-
-
-def _first_blocks(setting: _Setting) -> dict[str, Weights]:
-    """Every block before the first round, cut out of the largest network that holds it."""
-    library, blocks = setting.networks, dict[str, Weights]()
-    merged = setting.split.merged
-    by_size = {seat.size: seat for seat in (*setting.split.seats.values(), *([merged] if merged else []))}
-    for size in [size for size in reversed(library.sizes) if size in by_size]:
-        missing = {name: parts for name, parts in by_size[size].layout.items() if name not in blocks}
-        blocks |= {name: Weights(tensors) for name, tensors in extract(library(size).first, missing).items()}
-    return blocks
 
 
 def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | None:

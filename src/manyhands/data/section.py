@@ -33,7 +33,8 @@ class DataSection(Section):
         download: Fetch it from its canonical address when it is not there.
         verify: Refuse a file that has the name of a published one but not its checksum.
         limit: At most so many training examples, drawn with the job's seed.
-        shares: How examples are dealt out; the size of a share is the device's.
+        shares: How examples are dealt out; the size of a share is the device's. With ``own`` nothing is: each
+            device trains on all that it finds, which on a host of its own is its own.
         alpha: Of the Dirichlet distribution; the smaller, the more unlike the devices.
         classes_per_device: For ``by_class``; without it, as few as cover every class.
         validation: The part of its own examples that each device keeps for validation.
@@ -49,7 +50,7 @@ class DataSection(Section):
     download: bool = False
     verify: bool = True
     limit: int | None = Field(default=None, gt=0)
-    shares: Literal["iid", "dirichlet", "by_class"] = "iid"
+    shares: Literal["iid", "dirichlet", "by_class", "own"] = "iid"
     alpha: float = Field(default=0.5, gt=0, allow_inf_nan=False)
     classes_per_device: int | None = Field(default=None, gt=0)
     validation: float = Field(default=0.2, ge=0, lt=1)

@@ -40,19 +40,22 @@ ONLY = "piece"
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a checkpoint holds, by who held it."""
+    """What a checkpoint holds, by who held it; and a note of whoever wrote it."""
 
     job_hash: str
     num_events: int
     holdings: Mapping[str, Weights]
+    note: str = ""
 
 
-def write_checkpoint(folder: Path, job_hash: str, num_events: int, held: Mapping[str, Weights]) -> Path:
+def write_checkpoint(
+    folder: Path, job_hash: str, num_events: int, held: Mapping[str, Weights], note: str = ""
+) -> Path:
     """Writes the checkpoint of the first `num_events` events of a job and removes older ones."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = _write_pieces(folder, {holder: weights for holder, weights in held.items() if weights.lasting})
     path = folder / f"{num_events:012d}.safetensors"
-    facts = {"job": job_hash, "num_events": str(num_events), "pieces": json.dumps(pieces)}
+    facts = {"job": job_hash, "num_events": str(num_events), "pieces": json.dumps(pieces), "note": note}
     _write(path, {holder: weights for holder, weights in held.items() if not weights.lasting}, facts)
     kept = {path.name, *pieces.values()}
     for old in folder.iterdir():
@@ -69,9 +72,11 @@ def read_checkpoint(folder: Path) -> Checkpoint | None:
     with _whole(path):
         facts, holdings = _read(path)
         job_hash, num_events, pieces = facts["job"], int(facts["num_events"]), _pieces(facts)
+        note = facts.get("note", "")
     held = {holder: Weights(tensors) for holder, tensors in holdings.items()}
     stored = {name: _read_piece(folder / name) for name in sorted(set(pieces.values()))}
-    return Checkpoint(job_hash, num_events, held | {holder: stored[name] for holder, name in pieces.items()})
+    held |= {holder: stored[name] for holder, name in pieces.items()}
+    return Checkpoint(job_hash, num_events, held, note)
 
 
 def _newest(folder: Path) -> Path | None:

@@ -17,12 +17,34 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any
 
-__all__ = ["Interval", "VirtualLoop", "wall_seconds"]
+__all__ = ["Interval", "RunClock", "VirtualLoop", "epoch_seconds", "wall_seconds"]
 
 
 def wall_seconds() -> float:
     """Seconds of real time, from an arbitrary origin."""
     return time.monotonic()
+
+
+def epoch_seconds() -> float:
+    """Seconds since 1970, by which devices that share no clock agree on when things happened."""
+    return time.time()
+
+
+class RunClock:
+    """Real seconds since a run began, steady while the process lives even if somebody sets the clock.
+
+    Args:
+        origin_s: When the run began, in seconds since 1970.
+    """
+
+    def __init__(self, origin_s: float) -> None:
+        self.origin_s = origin_s
+        self._ahead_s = epoch_seconds() - origin_s - wall_seconds()
+
+    @property
+    def seconds(self) -> float:
+        """How long the run has been going on."""
+        return wall_seconds() + self._ahead_s
 
 
 class Interval:

@@ -37,8 +37,9 @@ from manyhands.engine.faults import (
 )
 from manyhands.engine.journal import Journal
 from manyhands.engine.network import Network
-from manyhands.engine.simulated_hand import Participant, SimulatedHand
-from manyhands.errors import ManyhandsError, RunError
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulated_hand import SimulatedHand
+from manyhands.errors import ManyhandsError, RunError, placed
 from manyhands.fleet import Contention, Fleet
 from manyhands.hand import Facts, Message, Outcome, Work
 
@@ -166,7 +167,7 @@ class Simulation:
         except (ManyhandsError, OSError) as error:
             self.loop.fail(error)
         except Exception as error:  # any failure of a program ends the run, with its place
-            self.loop.fail(_placed(error, f"{hand.name} at {self.loop.time():.3f} s"))
+            self.loop.fail(placed(error, f"{hand.name} at {self.loop.time():.3f} s"))
 
     def _matters(self, hand: SimulatedHand) -> bool:
         """Whether the run goes on for this hand's sake.
@@ -258,7 +259,7 @@ class Simulation:
                 outcome = self._running.pop(number).result()
             except Exception as error:
                 where = ", ".join(f"{key} {value}" for key, value in work.facts.items())
-                raise _placed(error, f"{hand.name}: {work.name}{f' ({where})' if where else ''}") from error
+                raise placed(error, f"{hand.name}: {work.name}{f' ({where})' if where else ''}") from error
         for name, weights in outcome.weights.items():
             self._held[f"{number}/{name}"] = weights
         return outcome
@@ -395,8 +396,3 @@ class Simulation:
 def _slowed(took_s: float, work_s: float) -> Facts:
     """What co-running work and slow-downs cost, if more than rounding did."""
     return {"slowed_seconds": took_s - work_s} if took_s - work_s > 1e-9 * took_s else {}
-
-
-def _placed(error: BaseException, place: str) -> RunError:
-    """An error with the device and stage in which it arose."""
-    return RunError(f"{place}: {type(error).__name__}: {' '.join(str(error).split())}")

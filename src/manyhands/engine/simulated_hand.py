@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from manyhands.hand import Message, Outcome, Program, Work
+from manyhands.engine.mailbox import Mailbox
+from manyhands.engine.participant import Participant
+from manyhands.hand import Message, Outcome, Work
 
 if TYPE_CHECKING:
     from manyhands.engine.simulate import Simulation
 
-__all__ = ["Participant", "SimulatedHand"]
-
-
-@dataclass(frozen=True)
-class Participant:
-    """One hand of a simulation: its program, the device it lives on, and whom it talks to."""
-
-    program: Program
-    host: str
-    peers: tuple[str, ...] = ()
+__all__ = ["SimulatedHand"]
 
 
 class SimulatedHand:
@@ -40,8 +31,7 @@ class SimulatedHand:
         self.result: Any = None
         self.finished = False
         self._saved: Any = None
-        self._mailbox: deque[Message] = deque()
-        self._waiting: tuple[tuple[str, ...], asyncio.Future[Message]] | None = None
+        self._mailbox = Mailbox()
 
     @property
     def name(self) -> str:
@@ -72,37 +62,15 @@ class SimulatedHand:
         self._simulation.send(self, peer, message)
 
     async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
-        for message in self._mailbox:
-            if not kinds or message.kind in kinds:
-                self._mailbox.remove(message)
-                return message
-        if timeout_s is not None and timeout_s <= 0:
-            return None
-        future: asyncio.Future[Message] = self._simulation.loop.create_future()
-        self._waiting = (kinds, future)
-        try:
-            if timeout_s is None:
-                return await future
-            async with asyncio.timeout(timeout_s):
-                return await future
-        except TimeoutError:
-            return None
-        finally:
-            self._waiting = None
+        return await self._mailbox.receive(*kinds, timeout_s=timeout_s)
 
     def report(self, event: str, *, observe: Work | None = None, **facts: Any) -> None:
         self._simulation.emit(self._name, event, facts, observe)
 
     def deliver(self, message: Message) -> None:
         """Puts a message into the mailbox, or straight into the hand that waits for it."""
-        if self._waiting is not None:
-            kinds, future = self._waiting
-            if not future.done() and (not kinds or message.kind in kinds):
-                future.set_result(message)
-                return
-        self._mailbox.append(message)
+        self._mailbox.deliver(message)
 
     def forget(self) -> None:
         """What a crash takes away: everything but what was saved."""
         self._mailbox.clear()
-        self._waiting = None

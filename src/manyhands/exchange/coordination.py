@@ -6,6 +6,7 @@ the algorithms of paper 001 exchange). Either way an accepted update is a full s
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -14,7 +15,8 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_
 
 from manyhands.errors import UpdateRefused
 from manyhands.exchange.member import looks
-from manyhands.exchange.merge import MergeSection, Tensors, check_update, clip_change
+from manyhands.exchange.merge import MergeSection, Tensors, change_norm, check_update, clip_change
+from manyhands.exchange.packing import Packing, PackingName, unpack
 from manyhands.hand import Hand, Message, Work
 from manyhands.replica import Blocks
 from manyhands.settings import Section
@@ -32,6 +34,8 @@ class ExchangeSection(Section):
     deadline_s: PositiveFloat | None = None
     slack: float = Field(default=3.0, ge=1)
     send: Literal["parameters", "gradients"] = "parameters"
+    compress: PackingName = "none"
+    keep: float = Field(default=0.1, gt=0, le=1)
     staleness: NonNegativeFloat = 0.0
     mix: float = Field(default=0.5, gt=0, le=1)
     consensus: Literal["none", "gossip", "ring"] = "none"
@@ -39,12 +43,19 @@ class ExchangeSection(Section):
     fanout: PositiveInt = 1
     merge: MergeSection = MergeSection()
 
+    @property
+    def packing(self) -> Packing:
+        """How updates travel."""
+        return Packing(self.compress, self.keep)
+
     @model_validator(mode="after")
     def _fits_the_mode(self) -> ExchangeSection:
         if self.mode in ("asynchronous", "push") and self.merge.rule != "mean":
             raise ValueError(
                 f'merge.rule = "{self.merge.rule}" needs several updates: mode = "{self.mode}" has one'
             )
+        if self.mode == "asynchronous" and self.merge.clip_factor is not None:
+            raise ValueError('merge.clip_factor needs several updates: mode = "asynchronous" has one')
         if self.mode != "synchronous" and self.fraction != 1:
             raise ValueError(
                 f'fraction is of a synchronous round: in mode = "{self.mode}" everybody takes part'
@@ -69,6 +80,20 @@ class ExchangeSection(Section):
         return self.mode in ("synchronous", "asynchronous")
 
     @model_validator(mode="after")
+    def _fits_the_packing(self) -> ExchangeSection:
+        if self.compress != "none" and self.mode == "neighbours":
+            raise ValueError(
+                f'compress = "{self.compress}" needs a coordinator: neighbours send whole blocks'
+            )
+        if self.compress in ("int8", "topk") and self.send != "gradients":
+            raise ValueError(
+                f'compress = "{self.compress}" needs send = "gradients": it is too coarse for parameters'
+            )
+        if self.compress != "topk" and self.keep != ExchangeSection.model_fields["keep"].default:
+            raise ValueError(f'keep needs compress = "topk": "{self.compress}" sends every entry')
+        return self
+
+    @model_validator(mode="after")
     def _fits_the_consensus(self) -> ExchangeSection:
         if self.consensus != "none" and self.mode != "neighbours":
             raise ValueError(f'consensus needs mode = "neighbours": "{self.mode}" has other ways to agree')
@@ -80,8 +105,9 @@ class ExchangeSection(Section):
             raise ValueError(
                 f'merge.rule = "{self.merge.rule}" needs whole versions: consensus = "ring" passes means on'
             )
-        if self.consensus == "ring" and self.merge.clip_norm is not None:
-            raise ValueError('merge.clip_norm needs whole versions: consensus = "ring" passes means on')
+        for key in ("clip_norm", "clip_factor"):
+            if self.consensus == "ring" and getattr(self.merge, key) is not None:
+                raise ValueError(f'merge.{key} needs whole versions: consensus = "ring" passes means on')
         return self
 
 
@@ -158,7 +184,23 @@ def accept_updates(
             }
         except UpdateRefused as error:
             refused[peer] = str(error)
+    if section.merge.clip_factor is not None:
+        _clip_to_the_usual(section.merge.clip_factor, blocks, kept)
     return kept, refused
+
+
+def _clip_to_the_usual(factor: float, blocks: Blocks, kept: Mapping[str, dict[str, Tensors]]) -> None:
+    """Shortens each change of a block to `factor` times the median length of all changes of that block.
+
+    More than half of the devices would have to lie for one of them to get through with a long step.
+    """
+    for block, current in blocks.items():
+        said = {peer: update[block] for peer, update in kept.items() if block in update}
+        if len(said) < 2:
+            continue
+        usual = statistics.median(change_norm(update, current) for update in said.values())
+        for peer, update in said.items():
+            kept[peer][block], _ = clip_change(update, current, factor * usual)
 
 
 def _check_held(message: Message, held: Collection[str]) -> None:
@@ -168,6 +210,8 @@ def _check_held(message: Message, held: Collection[str]) -> None:
 
 
 def _accept_block(section: ExchangeSection, current: Tensors, update: Tensors) -> Tensors:
+    if section.compress != "none":
+        update = unpack(section.packing, update, current)
     check_update(update, current)
     if section.send == "gradients":
         update = {n: current[n].to(change.device) + change for n, change in update.items()}

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from manyhands.exchange.member import Member, looks, updated_blocks
+from manyhands.exchange.packing import Packing, pack_work, packed_blocks, residual_blocks
 from manyhands.hand import Hand, Message
-from manyhands.replica import Replica
+from manyhands.replica import Blocks, Replica
 
 __all__ = ["take_part", "work_alone"]
 
@@ -31,18 +32,27 @@ async def work_alone(hand: Hand, member: Member, num_rounds: int, evaluate_every
     return replica
 
 
-async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every: int) -> Replica:
-    """Answers each round with an update of the blocks, until the coordinator says stop."""
+async def take_part(
+    hand: Hand, member: Member, num_rounds: int, evaluate_every: int, packing: Packing | None = None
+) -> Replica:
+    """Answers each round with an update of the blocks, packed if asked, until the coordinator says stop."""
     replica: Replica = hand.saved or member.replica
     answered = (-1, -1)
+    left_over: Blocks = {}  # a crash loses it, which costs no more than it would to have packed without it
     while (message := await _newest(hand, answered)).kind == "round":
         answered = _call(message)
         if looks(replica.num_rounds, evaluate_every, num_rounds):
             hand.report("evaluated", observe=member.evaluate(replica, message.blocks), round=message.round)
-        replica = await _answer(hand, member, replica, message)
+        replica, update = await _train(hand, member, replica, message)
+        if packing is not None and packing.how != "none":
+            packed = await hand.compute(pack_work(packing, update, left_over))
+            update, left_over = packed_blocks(packed), residual_blocks(packed)
+            del packed
+        facts = {"examples": member.num_examples, "call": message.facts["call"]}
+        await hand.send(message.sender, Message("update", message.round, facts, update))
         # The update is the coordinator's now; keeping what it came from until the next round would cost an
         # idle device of a simulation a network's worth of memory.
-        del message
+        del message, update
         hand.report("round", round=replica.num_rounds)
     settled = await hand.compute(member.settle(replica, message.blocks))
     replica = replica.settled(settled)
@@ -53,14 +63,12 @@ async def take_part(hand: Hand, member: Member, num_rounds: int, evaluate_every:
     return replica
 
 
-async def _answer(hand: Hand, member: Member, replica: Replica, message: Message) -> Replica:
-    """Trains on the blocks of a call and sends back what became of them."""
+async def _train(hand: Hand, member: Member, replica: Replica, message: Message) -> tuple[Replica, Blocks]:
+    """Trains on the blocks of a call; also gives what became of them."""
     trained = await hand.compute(member.train(replica, message.blocks, message.round))
     replica = replica.after(trained)
     hand.save(replica)
-    facts = {"examples": member.num_examples, "call": message.facts["call"]}
-    await hand.send(message.sender, Message("update", message.round, facts, updated_blocks(trained)))
-    return replica
+    return replica, updated_blocks(trained)
 
 
 async def _newest(hand: Hand, answered: tuple[int, int]) -> Message:

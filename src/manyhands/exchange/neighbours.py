@@ -27,7 +27,7 @@ from manyhands.exchange.member import Member, looks, updated_blocks
 from manyhands.exchange.merge import merge
 from manyhands.exchange.mixing import num_averagings, ring_order
 from manyhands.exchange.pace import Pace, Pacing, local_phase
-from manyhands.exchange.post import Post
+from manyhands.exchange.words import Words
 from manyhands.fleet import Fleet
 from manyhands.hand import Hand, Message, Outcome, Work
 from manyhands.replica import Blocks, Replica
@@ -154,14 +154,14 @@ async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourh
     """Trains and averages until the job's rounds are done; gives the network it ends with."""
     standing: Standing = hand.saved or Standing(member.replica, place.blocks)
     known = place.neighbours if place.meet is None else place.company
-    post = Post(known, place.section.rounds, place.repetitions, place.ring)
+    words = Words(known, place.section.rounds, place.repetitions, place.ring)
     pacing = None if place.pace is None else Pacing(place.pace)
     while standing.round < place.section.rounds:
         began_s = hand.seconds
         if not standing.trained:
             standing = await _train(hand, member, standing, pacing)
         wait_s = place.wait_s if pacing is None else pacing.wait_s
-        standing = await _average(hand, place.at(standing.round), standing, post, wait_s)
+        standing = await _average(hand, place.at(standing.round), standing, words, wait_s)
         _report_round(hand, member, place, standing)
         if len(hand.peers) < len(place.peers):
             # Some are gone. A fast device that did not wait for them would be many rounds ahead when they are
@@ -222,11 +222,11 @@ class _Turn:
 
 
 async def _average(
-    hand: Hand, place: Neighbourhood, standing: Standing, post: Post, wait_s: float
+    hand: Hand, place: Neighbourhood, standing: Standing, words: Words, wait_s: float
 ) -> Standing:
     """Exchanges what was trained in a round, and goes on to the next one or to where the others are."""
     number = standing.round
-    agreed = await _go_round(hand, place, standing, post, wait_s)
+    agreed = await _go_round(hand, place, standing, words, wait_s)
     blocks = {**standing.blocks, **agreed}
     turn = _Turn(
         number * place.repetitions,
@@ -238,29 +238,29 @@ async def _average(
         seen=standing.seen if place.pace is not None and place.pace.section.weigh == "seen" else None,
     )
     while turn.step // place.repetitions == number and turn.awaited:
-        answered = await _exchange(hand, place, turn, blocks, post)
-        blocks = {**blocks, **await _merge(hand, place, turn, blocks, post)}
-        step = max(turn.step + 1, post.newest)
+        answered = await _exchange(hand, place, turn, blocks, words)
+        blocks = {**blocks, **await _merge(hand, place, turn, blocks, words)}
+        step = max(turn.step + 1, words.newest)
         turn = replace(turn, step=step, names=place.consensus_blocks, awaited=answered)
-        post.forget(turn.step)
+        words.forget(turn.step)
     after = Standing(standing.replica, blocks, max(number + 1, turn.step // place.repetitions))
-    post.forget(after.round * place.repetitions)
+    words.forget(after.round * place.repetitions)
     hand.save(after)
     return after
 
 
 async def _go_round(
-    hand: Hand, place: Neighbourhood, standing: Standing, post: Post, wait_s: float
+    hand: Hand, place: Neighbourhood, standing: Standing, words: Words, wait_s: float
 ) -> Blocks:
     """The blocks that a ring has brought to their mean in this round; none where there is no whole ring."""
-    if place.ring is None or post.belt is None:
+    if place.ring is None or words.belt is None:
         return {}
     shared = {block: standing.blocks[block] for block in place.consensus_blocks}
-    return await all_reduce(hand, place.ring, post.belt, shared, standing.round, wait_s)
+    return await all_reduce(hand, place.ring, words.belt, shared, standing.round, wait_s)
 
 
 async def _exchange(
-    hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: Post
+    hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, words: Words
 ) -> frozenset[str]:
     """Sends the blocks to those who are there, and waits until all of them have answered or time is up.
 
@@ -277,29 +277,29 @@ async def _exchange(
     for peer in there:
         await hand.send(peer, Message(kind, number, facts, place.shared_with(peer, averaged)))
     awaited = [peer for peer in there if peer in turn.awaited]
-    missing = {peer for peer in awaited if not post.has(peer, turn.step)}
+    missing = {peer for peer in awaited if not words.has(peer, turn.step)}
     while True:
-        if turn.hurried and post.newest > turn.step:
+        if turn.hurried and words.newest > turn.step:
             missing.clear()
         # When nobody is missing, what is in the mailbox is still read: it may say that others are far ahead.
         left_s = max(turn.deadline_s - hand.seconds, 0.0) if missing else 0.0
-        message = await hand.receive(*post.kinds, "lost", "joined", timeout_s=left_s)
+        message = await hand.receive(*words.kinds, "lost", "joined", timeout_s=left_s)
         if message is None:
             break
-        if message.kind in post.kinds:
-            post.take(hand, message, turn.step)
-        if message.kind not in post.kinds or post.has(message.sender, turn.step):
+        if message.kind in words.kinds:
+            words.take(hand, message, turn.step)
+        if message.kind not in words.kinds or words.has(message.sender, turn.step):
             # Said what was to be said; or lost, or back without what it was sent: not worth waiting for.
             missing.discard(message.sender)
-    absent = [peer for peer in awaited if not post.has(peer, turn.step)]
+    absent = [peer for peer in awaited if not words.has(peer, turn.step)]
     if absent:
         hand.report("missed", round=number, peers=absent)
     return frozenset(awaited).difference(absent)
 
 
-async def _merge(hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, post: Post) -> Blocks:
+async def _merge(hand: Hand, place: Neighbourhood, turn: _Turn, blocks: Blocks, words: Words) -> Blocks:
     """The blocks that change when this device's versions are averaged with what its neighbours have said."""
-    said = {peer: post.word(peer) for peer in place.neighbours if post.has(peer, turn.step)}
+    said = {peer: words.word(peer) for peer in place.neighbours if words.has(peer, turn.step)}
     if not said or not turn.names:
         return {}
     number = turn.step // place.repetitions

@@ -49,6 +49,7 @@ class Pace:
         exchange_s: How long sending the network to all who want it should take.
         waits: Whether devices go from epoch to epoch together; otherwise only those are waited for of whom
             nothing was ever heard.
+        patience_s: How long nobody who is there is given up, at the least.
     """
 
     section: DataSplitSection
@@ -61,6 +62,7 @@ class Pace:
     flops_per_example: float
     exchange_s: float = 0.0
     waits: bool = True
+    patience_s: float = 0.0
 
     def others(self, name: str) -> tuple[str, ...]:
         """All devices but this one."""
@@ -87,7 +89,8 @@ class Pacing:
     @property
     def wait_s(self) -> float:
         """How long others are waited for in an exchange after one's own part is done."""
-        return self.pace.section.patience * self.epoch_s + 2 * self.pace.exchange_s
+        foreseen_s = self.pace.section.patience * self.epoch_s + 2 * self.pace.exchange_s
+        return max(foreseen_s, self.pace.patience_s)
 
     def throughput(self, now_s: float) -> float:
         """The examples a second that this device expects to train on: 1 / (t₀ · RG(U)).
@@ -137,7 +140,7 @@ class Pacing:
     async def _listen(self, hand: Hand, number: int) -> None:
         """Hears all who are there, or those who speak in time."""
         known_s = [said.num_examples / max(said.throughput, 1e-9) for _, said in self.heard.values()]
-        until_s = hand.seconds + self.pace.section.patience * min(known_s)
+        until_s = hand.seconds + max(self.pace.section.patience * min(known_s), self.pace.patience_s)
         awaited = number if self.pace.waits else 0
         while True:
             waits = any(self.heard.get(peer, (-1,))[0] < awaited for peer in self._there(hand))

@@ -3,6 +3,7 @@
     OUT/job.toml            the job, every default written out
     OUT/trace.jsonl         every event, one JSON object a line
     OUT/checkpoint/         the tensors to go on from, while the run is not finished
+    OUT/devices/NAME/       of a live run: what each device has done and needs to go on
     OUT/models/*.safetensors  each device's network, and the merged one as `global`
     OUT/result.json         the figures (docs/result.md says what each means)
     OUT/report.html, *.png  the same to look at
@@ -38,6 +39,7 @@ class RunFolder:
         self.trace = path / "trace.jsonl"
         self.checkpoint = path / "checkpoint"
         self.models = path / "models"
+        self.devices = path / "devices"
         self.result = path / "result.json"
         self.page = path / "report.html"
 
@@ -53,6 +55,11 @@ class RunFolder:
     def is_run(self) -> bool:
         """Whether a run began here."""
         return self.job.is_file()
+
+    @property
+    def is_live(self) -> bool:
+        """Whether each device has a folder of its own here."""
+        return self.devices.is_dir()
 
     def recorded(self, num_events: int) -> list[str]:
         """The first lines of the trace; the rest, written after the checkpoint, is cut off."""

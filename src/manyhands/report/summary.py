@@ -18,6 +18,9 @@ SCHEMA = 1
 NOTABLE = frozenset(
     {
         "crashed",
+        "left",
+        "ignored",
+        "mismatch",
         "restarted",
         "stranded",
         "missed",
@@ -68,7 +71,7 @@ class DeviceTally:
 
     def down_or_back(self, kind: str, seconds: float) -> None:
         """Takes note of a crash, or of its end."""
-        if kind == "crashed":
+        if kind in ("crashed", "left"):
             self.lost_at_seconds = seconds
         elif kind == "restarted":
             self.down_seconds += seconds - (self.lost_at_seconds or seconds)
@@ -103,11 +106,12 @@ class Tally:
         hosts: Hand -> the device it lives on. What the coordinator's hand spends is its host's.
         measure: What networks are judged by, a key of `MEASURES`; who shows the tally needs to know it
             before the first network is measured.
+        clock: What the run's seconds are, in a word.
     """
 
-    def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy") -> None:
+    def __init__(self, hosts: Mapping[str, str], measure: str = "accuracy", clock: str = "simulated") -> None:
         self.measure = MEASURES[measure]
-        self.clock = "simulated"  # what kind of seconds these are
+        self.clock = clock
         self.seconds = 0.0
         self.round = 0
         self.num_events = 0

@@ -1,0 +1,237 @@
+"""Taking part in a live job as one device: `manyhands join`.
+
+    job, own data -> team -> the hands that live here -> posts -> live engine -> networks
+
+Every device builds the whole team, which costs it nothing but descriptions, and runs the hands that live on
+it: its own, and the coordinator's if the job puts that there. All that it does, and needs to go on, is in its
+folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from manyhands.blocks import Weights
+from manyhands.data import Progress as ReadingProgress
+from manyhands.engine.live import LiveDevice, Place
+from manyhands.engine.live_hand import HELLO
+from manyhands.errors import JobError, RunError
+from manyhands.exchange.coordination import Progress
+from manyhands.hand import Facts
+from manyhands.job import Job
+from manyhands.lessons import Material, load_material
+from manyhands.looking import merged_network
+from manyhands.rehearsal import check_live
+from manyhands.replica import Replica
+from manyhands.report.device_folder import DeviceFolder
+from manyhands.run import put_together
+from manyhands.sizing import Library
+from manyhands.splits import Split
+from manyhands.team import Team
+from manyhands.wire.diagnosis import check_keys, why_unreachable
+from manyhands.wire.expected import KINDS, expect
+from manyhands.wire.post import ZenohPost
+from manyhands.wire.session import Wiring
+
+__all__ = ["Line", "join"]
+
+
+MAX_EXAMPLES = 1_000_000_000
+"""More than any device has; who claims more is not believed."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """How this device reaches the others; what is empty, the job's ``[live]`` says.
+
+    Attributes:
+        listen: Where others reach it, ``HOST:PORT`` each.
+        connect: Whom it calls.
+        keys: The folder with its certificate.
+    """
+
+    listen: tuple[str, ...] = ()
+    connect: tuple[str, ...] = ()
+    keys: Path | None = None
+
+
+def join(
+    job: Job,
+    name: str,
+    out: Path,
+    line: Line,
+    *,
+    tethered: bool = False,
+    watch: Callable[[Facts], None] = lambda _event: None,
+    progress: ReadingProgress | None = None,
+) -> bool:
+    """Takes part as one device until the job is over, or until somebody says stop.
+
+    Args:
+        job: The same for all devices; they compare its hash.
+        name: Which of its devices this is.
+        out: The folder of this device; what is there is gone on with.
+        line: How it reaches the others.
+        tethered: Leave when standard input ends, because whoever started this process is gone.
+        watch: Told of every event.
+        progress: Told how far reading the data is.
+
+    Returns:
+        Whether the job came to its end; False if it was stopped.
+    """
+    check_live(job)
+    if line.keys is not None:
+        check_keys(line.keys, name)
+    material = load_material(job, progress)
+    library = Library(job, material, progress)
+    fleet, split, team, _ = put_together(job, material, library, live=True, here=(name,))
+    if name not in fleet.names:
+        raise JobError(
+            "--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}"
+        )
+    greeting = {"examples": team.members[name].num_examples, "material": _fingerprint(material)}
+    folder = DeviceFolder(out)
+    past = folder.begin(name, job.hash, job.to_toml())
+    with folder.open_trace() as trace:
+
+        def write(event: Facts, text: str) -> None:
+            trace.write(text + "\n")
+            trace.flush()
+            watch(event)
+
+        device: LiveDevice | None = None
+
+        def tell(hand: str, event: str, facts: Facts) -> None:
+            if device is not None:
+                device.emit(hand, event, facts)
+
+        posts = _posts(job, team, name, past.incarnation, line, tell)
+        places = {
+            hand: Place(team.participants[hand], post, folder.state(hand, job.hash))
+            for hand, post in posts.items()
+        }
+        device = LiveDevice(
+            name,
+            places,
+            fleet.names,
+            job.live,
+            write,
+            past,
+            finished=folder.finish,
+            threads=job.run.threads,
+            greeting=greeting,
+            heard=partial(_compare, job, team, greeting),
+            diagnose=partial(_reasons, line.connect or job.live.connect, line.keys),
+        )
+        ends = asyncio.run(_stoppable(device, posts[name], tethered=tethered))
+    if ends is None:
+        return False
+    device.shut()
+    _save_models(folder, split, library, ends)
+    return True
+
+
+def _fingerprint(material: Material) -> str:
+    """Equal where networks that learn from it mean the same by their inputs and outputs."""
+    return hashlib.sha256(json.dumps([material.shape, material.classes]).encode()).hexdigest()[:16]
+
+
+def _compare(job: Job, team: Team, own: Facts, peer: str, facts: Facts) -> str:
+    """Takes what another tells of its data; says why no network can learn from both, if so."""
+    if facts.get("material") != own["material"]:
+        return "its data has other classes or another shape; give all devices the same classes"
+    count = facts.get("examples")
+    if job.data.shares == "own" and type(count) is int and 0 < count <= MAX_EXAMPLES:
+        team.counts.correct(peer, count)
+    return ""
+
+
+def _reasons(connect: Sequence[str], keys: Path | None) -> list[str]:
+    """Why those whom it calls will not have it."""
+    return [reason for where in connect if (reason := why_unreachable(where, keys)) is not None]
+
+
+def _posts(
+    job: Job, team: Team, name: str, incarnation: int, line: Line, tell: Callable[[str, str, Facts], None]
+) -> dict[str, ZenohPost]:
+    """A post for each hand that lives on the device."""
+    expected = expect(team.blocks, job.exchange.rounds, job.exchange.packing)
+    expected = replace(expected, kinds=KINDS | {HELLO})
+    listen, connect = line.listen or job.live.listen, line.connect or job.live.connect
+    here = tuple(_reachable(where) for where in listen)
+    posts = {}
+    for hand, host in team.hosts.items():
+        if host == name:
+            wiring = Wiring(
+                hand,
+                job.hash,
+                incarnation,
+                listen if hand == name else (),
+                connect if hand == name else (*here, *connect),
+                line.keys,
+                team.hosts,
+                multicast=job.live.multicast,
+            )
+
+            def told(event: str, facts: Facts, hand: str = hand) -> None:
+                tell(hand, event, facts)
+
+            posts[hand] = ZenohPost(wiring, team.hosts, expected, told)
+    return posts
+
+
+def _reachable(where: str) -> str:
+    """An address at which this host reaches itself."""
+    host, _, port = where.rpartition(":")
+    return f"{'127.0.0.1' if host in ('0.0.0.0', '', '*') else host}:{port}"
+
+
+async def _stoppable(device: LiveDevice, post: ZenohPost, *, tethered: bool) -> Mapping[str, Any] | None:
+    """Runs a device until it is done; None if it was told to leave."""
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(device.run(lambda: post.answer_status(device.status)))
+    failed: list[str] = []
+
+    def fail(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        failed.append(str(context.get("exception") or context.get("message")))
+        task.cancel()
+
+    loop.set_exception_handler(fail)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel)
+    if tethered:
+        loop.add_reader(sys.stdin.fileno(), task.cancel)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if failed:
+            raise RunError(f"{device.name}: {failed[0]}") from None
+        return None
+
+
+def _save_models(folder: DeviceFolder, split: Split, library: Library, ends: Mapping[str, Any]) -> None:
+    """Writes the network of each hand that lives here: a device's own, the coordinator's merged one."""
+    networks: dict[str, Weights] = {}
+    for hand, left in ends.items():
+        end = getattr(left, "replica", left)  # one that had come to its end before gives what it saved
+        if isinstance(end, Replica):
+            networks[hand] = end.weights
+        elif isinstance(end, Progress) and split.merged is not None:
+            networks["global"] = merged_network(split.merged, library, end.blocks)
+    folder.models.mkdir(exist_ok=True)
+    for name, weights in networks.items():
+        path = folder.models / f"{name}.safetensors"
+        partial = path.with_suffix(".partial")
+        save_file({key: tensor.cpu().contiguous() for key, tensor in weights.items()}, partial)
+        partial.replace(path)
