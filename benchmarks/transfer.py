@@ -22,6 +22,7 @@ import asyncio
 import hashlib
 import json
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -31,6 +32,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -45,12 +47,13 @@ from manyhands.wire.session import Wiring, free_endpoints
 CONTESTANTS = ("tcp", "tcp-sha256", "manyhands", "manyhands-tls")
 HOSTS = ("10.77.0.1", "10.77.0.2")
 STEP = 1 << 20
+NAMES = [f"layer{n}" for n in range(8)]
 
 
 def tensors(nbytes: int, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     count = nbytes // 4 // 8
-    return Weights({f"layer{n}": torch.randn(count, generator=generator) for n in range(8)})
+    return Weights({name: torch.randn(count, generator=generator) for name in NAMES})
 
 
 # One side of a transfer, in a process of its own. It says when it began or ended, in lines of JSON.
@@ -108,7 +111,8 @@ def tcp_receiver(where: str, nbytes: int, repeats: int, hashes: bool) -> None:
 
 async def post_side(role: str, where: str, nbytes: int, repeats: int, keys: Path | None) -> None:
     names = {"sender": "sender", "receiver": "receiver"}
-    expected = expect({"model": tensors(nbytes, 0)}, repeats)
+    with torch.device("meta"):
+        expected = expect({"model": Weights({n: torch.empty(nbytes // 32) for n in NAMES})}, repeats)
     wiring = Wiring(
         role,
         "benchmark",
@@ -121,10 +125,13 @@ async def post_side(role: str, where: str, nbytes: int, repeats: int, keys: Path
     there, came = asyncio.Event(), asyncio.Queue[Message]()
     post.open(came.put_nowait, lambda _peer, number: there.set() if number is not None else None)
     await there.wait()
+    before = 0
     for number in range(repeats):
         if role == "sender":
             blocks = {"model": tensors(nbytes, number)}
             await asyncio.sleep(0.2)
+        before = before or psutil.Process().memory_info().rss
+        if role == "sender":
             say(time.monotonic())
             await post.send("receiver", Message("blocks", number, {}, blocks))
             await came.get()
@@ -132,6 +139,9 @@ async def post_side(role: str, where: str, nbytes: int, repeats: int, keys: Path
             await came.get()
             say(time.monotonic())
             await post.send("sender", Message("stopped", number))
+        if repeats == 1:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(f"{role}: {(peak - before) / nbytes:.2f} times the block at most", file=sys.stderr)
     await post.close()
 
 
@@ -194,6 +204,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rate", help="shape the link, as tc writes it: 1gbit, 100mbit")
     parser.add_argument("--only", default=",".join(CONTESTANTS))
+    parser.add_argument("--memory", action="store_true", help="only how much memory each side takes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--role", choices=["sender", "receiver"], help=argparse.SUPPRESS)
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
@@ -208,6 +219,11 @@ def main() -> None:
     with ExitStack() as held:
         keys = Path(held.enter_context(tempfile.TemporaryDirectory()))
         new_cluster(keys, ["sender", "receiver"])
+        if options.memory:
+            for megabytes in options.megabytes:
+                Console().print(f"{megabytes:g} MB, memory beyond what was there before the transfer:")
+                one_run("manyhands", megabytes, 1, keys, None)
+            return
         if options.rate:
             held.enter_context(shaped_link(options.rate))
         for megabytes in options.megabytes:
