@@ -56,6 +56,8 @@ JOBS: dict[str, dict[str, Any]] = {
     "neighbours": {"exchange": NEIGHBOURS, "fleet": RING},
     "gossip to consensus": {"exchange": NEIGHBOURS | {"consensus": "gossip"}, "fleet": RING},
     "ring": {"exchange": NEIGHBOURS | {"consensus": "ring"}, "fleet": RING},
+    "epidemic": {"exchange": {"mode": "epidemic"}, "fleet": RING},
+    "data, all of it": {"split": {"by": "data", "data": {"balance": False}}, "exchange": NEIGHBOURS},
     "capacity, stem": {"split": {"by": "capacity", "form": "stem"}, "fleet": {"device": CAPACITY}},
     "capacity, cascade": {"split": {"by": "capacity", "form": "cascade"}, "fleet": {"device": CAPACITY}},
     "task, ring": {"split": TASK, "exchange": NEIGHBOURS | {"consensus": "ring"}, "fleet": RING},
@@ -73,7 +75,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def assembled(job: Job, *, live: bool) -> tuple[Fleet, Team]:
     material = load_material(job)
-    fleet, _, team = put_together(job, material, Library(job, material), live=live)
+    fleet, _, team, _ = put_together(job, material, Library(job, material), live=live)
     return fleet, team
 
 

@@ -19,11 +19,15 @@ from manyhands.engine.checkpoint import read_checkpoint, write_checkpoint
 from manyhands.errors import RunError
 from manyhands.exchange.coordination import Progress
 from manyhands.exchange.neighbours import Standing
+from manyhands.exchange.push import PushStanding
+from manyhands.exchange.sum_weights import Book, Flight
 from manyhands.replica import Replica
 
 __all__ = ["KINDS", "StateFolder"]
 
-KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Replica, Progress, Standing)}
+KINDS: dict[str, type[Any]] = {
+    kind.__name__: kind for kind in (Replica, Progress, Standing, PushStanding, Book, Flight)
+}
 """What programs may save, by name."""
 
 
@@ -84,7 +88,10 @@ class StateFolder:
                 "of": {key: self._note(part, f"{name}.{key}", held) for key, part in inside.items()},
             }
         if isinstance(value, Mapping):
-            return {"map": {key: self._note(part, f"{name}.{key}", held) for key, part in value.items()}}
+            # As pairs: JSON would make words of keys that are numbers.
+            return {"map": [[key, self._note(part, f"{name}.{key}", held)] for key, part in value.items()]}
+        if isinstance(value, frozenset):
+            return {"set": sorted(value)}
         if isinstance(value, tuple):
             return {"tuple": [self._note(part, f"{name}.{i}", held) for i, part in enumerate(value)]}
         raise TypeError(f"a hand saved a {type(value).__name__}, which cannot be kept on disk")
@@ -102,7 +109,9 @@ def _restored(note: Any, holdings: Mapping[str, Weights]) -> Any:
     if "weights" in note:
         return holdings[note["weights"]]
     if "map" in note:
-        return {key: _restored(part, holdings) for key, part in note["map"].items()}
+        return {key: _restored(part, holdings) for key, part in note["map"]}
+    if "set" in note:
+        return frozenset(note["set"])
     if "tuple" in note:
         return tuple(_restored(part, holdings) for part in note["tuple"])
     inside = {key: _restored(part, holdings) for key, part in note["of"].items()}

@@ -81,7 +81,7 @@ class ExchangeSection(Section):
 
     @model_validator(mode="after")
     def _fits_the_packing(self) -> ExchangeSection:
-        if self.compress != "none" and self.mode == "neighbours":
+        if self.compress != "none" and not self.coordinated:
             raise ValueError(
                 f'compress = "{self.compress}" needs a coordinator: neighbours send whole blocks'
             )

@@ -24,7 +24,10 @@ from manyhands.wire.body import DTYPES
 
 __all__ = ["Expected", "Spec", "expect", "read_body"]
 
-KINDS = frozenset({"round", "stop", "update", "stopped", "blocks", "consensus", "chunk", "broken"})
+KINDS = frozenset(
+    {"round", "stop", "update", "stopped", "blocks", "consensus", "chunk", "broken"}
+    | {"announce", "push", "receipt", "ask", "leave"}
+)
 """What the programs of the exchange say to each other."""
 
 PIECES = frozenset({"chunk"})
