@@ -21,13 +21,16 @@ from manyhands.fleet.measure import TrainingStep, measure_machine
 def test_a_load_is_busy_for_its_part_of_the_time(level: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(wall_s=0.0, used_s=0.0)
 
-    def stopped(wait_s: float) -> bool:
-        """On a clock of its own: a nap takes its time, a turn of work three milliseconds."""
-        clock.wall_s += wait_s or 0.003
-        clock.used_s += 0.0 if wait_s else 0.003
+    def nap(wait_s: float) -> bool:
+        clock.wall_s += wait_s
         return clock.wall_s > 100
 
-    monkeypatch.setattr(burn, "stopped", stopped)
+    def work(_: object) -> None:
+        clock.wall_s += 0.003
+        clock.used_s += 0.003
+
+    monkeypatch.setattr(burn, "stopped", nap)
+    monkeypatch.setattr(burn, "_work", work)
     monkeypatch.setattr(burn, "_processor_seconds", lambda: clock.used_s)
     monkeypatch.setattr(os, "times", lambda: SimpleNamespace(elapsed=clock.wall_s))
     burn.main(level)
