@@ -8,13 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from manyhands.fleet import burn
 from manyhands.fleet.burn import burning
 from manyhands.fleet.executor import executors_running
 from manyhands.fleet.mapreduce import jobs_running, run_job
-from manyhands.fleet.measure import TrainingStep, measure_machine
+from manyhands.fleet.measure import TrainingStep
 
 
 @pytest.mark.parametrize("level", [0.1, 0.5, 0.8])
@@ -91,13 +90,3 @@ def test_a_step_costs_what_its_layers_do() -> None:
     first, second, dense = 32 * 32 * 32 * 75, 16 * 16 * 64 * 800, 64 * 8 * 8 * 10
     # Each operation is a multiplication and an addition; the pictures need no gradient.
     assert step.flops == 4 * 2 * (2 * first + 3 * second + 3 * dense)
-
-
-def test_a_machine_is_measured_and_torch_left_as_it_was() -> None:
-    before, told = torch.get_num_threads(), []
-    machine = measure_machine(0.01, lambda *what: told.append(what))
-    assert machine.flops > 0
-    assert machine.cores == os.cpu_count()
-    assert machine.memory_bytes > 0
-    assert told[0] == (0, 5)
-    assert torch.get_num_threads() == before
