@@ -145,7 +145,7 @@ def test_it_converges_while_a_tenth_crashes_and_a_fifth_of_all_messages_is_lost(
         fleet=TEN,
         fault=FAULTS,
         exchange={"mode": mode, "rounds": 24},
-        learn={"learning_rate": 0.1, "batch_size": 8},
+        learn={"learning_rate": 0.03, "batch_size": 8},
         run={"evaluate_every": 6, "evaluate_examples": None},
     )
     result = train(job, tmp_path)
