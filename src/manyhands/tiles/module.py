@@ -269,9 +269,8 @@ class TiledModule(nn.Module):
         """What all tiles together say about the images."""
         shape = (step.batch_size, *self.program.graph.nodes[0].shape)
         whole = step.like.new_zeros(shape)
-        if 0 in step.gradients:
-            part = step.gradients[0].part
-            whole[:, :, slice(*part.box.rows), slice(*part.box.cols)] = part.data
+        part = step.gradient(0).part
+        whole[:, :, slice(*part.box.rows), slice(*part.box.cols)] = part.data
         if not self.peers.alone:
             dist.all_reduce(whole, group=self.peers.group)
         return whole
