@@ -27,6 +27,8 @@ def make_network(spec: Spec) -> nn.Module:
                 name=spec["family"], size=spec.get("size"), options=spec.get("options", {})
             )
             network = build(section, spec["shape"], spec.get("num_classes", 5), seed=spec["seed"])
+            if "narrow" in spec:
+                _narrow(network, spec["narrow"])
         else:
             network = Drawn(spec["layers"], spec["shape"], spec.get("head", 0))
         for module in network.modules():
@@ -36,6 +38,21 @@ def make_network(spec: Spec) -> nn.Module:
                 nn.init.uniform_(module.weight, 0.5, 1.5)
                 nn.init.uniform_(module.bias, -0.5, 0.5)
     return network.to(getattr(torch, spec.get("dtype", "float64")))
+
+
+def _narrow(network: nn.Module, factor: int) -> None:
+    """Divides the channels of every layer, but not of images and predictions."""
+    for parent in list(network.modules()):
+        for name, layer in list(parent.named_children()):
+            if isinstance(layer, nn.Conv2d):
+                before = layer.in_channels if layer.in_channels == 3 else layer.in_channels // factor
+                after = layer.out_channels if layer.bias is not None else layer.out_channels // factor
+                new = nn.Conv2d(
+                    before, after, layer.kernel_size, padding=layer.padding, bias=layer.bias is not None
+                )
+                setattr(parent, name, new)
+            elif isinstance(layer, nn.BatchNorm2d):
+                setattr(parent, name, nn.BatchNorm2d(layer.num_features // factor))
 
 
 def make_images(spec: Spec) -> Tensor:
@@ -155,7 +172,7 @@ def follow(rank: int, group: Any, spec: Spec, plan: TilePlan, num_steps: int) ->
     network = make_network(spec)
     alone = copy.deepcopy(network)
     tiled = tile(network, plan, group)
-    optimizers = [torch.optim.SGD(n.parameters(), 1e-3, momentum=0.9) for n in (network, alone)]
+    optimizers = [torch.optim.SGD(n.parameters(), 1e-4, momentum=0.9) for n in (network, alone)]
     images = make_images(spec)
     truths = [torch.tensor([[n % 3, 0.3 + 0.1 * n, 0.6, 0.3, 0.4]]) for n in range(spec["batch"])]
 
@@ -169,11 +186,13 @@ def follow(rank: int, group: Any, spec: Spec, plan: TilePlan, num_steps: int) ->
         loss = tiled.loss(criterion, tiled(images), truths)
         loss.backward()
         tiled.synchronise()
-        single = criterion(alone(images), truths)
-        single.backward()
+        total = float(tiled.total(loss))
+        if rank == 0:
+            single = criterion(alone(images), truths)
+            single.backward()
+            worst = max(worst, abs(total / float(single) - 1))
         for optimizer in optimizers:
             optimizer.step()
-        worst = max(worst, abs(float(tiled.total(loss)) / float(single) - 1))
     return worst
 
 

@@ -136,7 +136,7 @@ def read_graph(module: nn.Module, shape: tuple[int, int, int]) -> TileGraph:
     """
     traced = _trace(module)
     traced.graph.eliminate_dead_code()
-    shapes = _shapes(traced, shape)
+    shapes = _shapes(traced, type(module).__name__, shape)
     operations = [n for n in traced.graph.nodes if n.op not in ("output", "get_attr")]
     if sum(n.op == "placeholder" for n in operations) != 1:
         raise JobError("network", type(module).__name__, "must take one tensor of images and nothing else")
@@ -243,18 +243,21 @@ class _Recorder(nn.Module):
         Notes(self.traced).run(x)
 
 
-def _shapes(traced: fx.GraphModule, shape: tuple[int, int, int]) -> dict[fx.Node, tuple[int, ...]]:
-    """Shapes without the batch, found without arithmetic on stand-ins for all tensors."""
-    recorder = _Recorder(traced)
-    tensors = (*recorder.named_parameters(), *recorder.named_buffers())
-    stand_ins = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
-    dtype = next((t.dtype for t in stand_ins.values() if t.is_floating_point()), torch.float32)
-    try:
-        # Two examples, because batch normalisation refuses a single one where maps are single pixels.
-        images = torch.empty((2, *shape), dtype=dtype, device="meta")
-        with torch.no_grad():
-            functional_call(recorder, stand_ins, (images,))
-    except Exception as error:  # whatever a network raises that does not take the shape
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise JobError("network", type(traced).__name__, f"does not take {shape}: {reason}") from error
-    return recorder.shapes
+def _shapes(traced: fx.GraphModule, name: str, shape: tuple[int, int, int]) -> dict[fx.Node, tuple[int, ...]]:
+    """Shapes without the batch, found on stand-ins for all tensors, without arithmetic if that works."""
+    for device in ("meta", "cpu"):
+        recorder = _Recorder(traced)
+        tensors = (*recorder.named_parameters(), *recorder.named_buffers())
+        stand_ins = {key: torch.zeros_like(tensor, device=device) for key, tensor in tensors}
+        dtype = next((t.dtype for t in stand_ins.values() if t.is_floating_point()), torch.float32)
+        try:
+            # Two examples, because batch normalisation refuses a single one where maps are single pixels.
+            images = torch.zeros((2, *shape), dtype=dtype, device=device)
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                functional_call(recorder, stand_ins, (images,))
+        except Exception as error:  # whatever a network raises that does not take the shape
+            failed = error
+            continue
+        return recorder.shapes
+    reason = (str(failed).strip() or type(failed).__name__).splitlines()[0]
+    raise JobError("network", name, f"does not take {'x'.join(map(str, shape))}: {reason}") from failed
