@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from crew import Crew
 from hypothesis import given
 from hypothesis import strategies as st
+from link_case import link_of
 from torch import nn
 
 from manyhands.errors import RunError
@@ -128,3 +130,14 @@ def test_every_layer_is_measured():
 
 def test_a_message_takes_latency_and_bytes():
     assert LinkProfile(0.5, 100.0).seconds(50) == 1.0
+
+
+def test_all_ranks_are_told_the_same_of_their_links(tmp_path):
+    crew = Crew(3, tmp_path)  # an odd one out has nobody to speak to, and must not hang the others
+    try:
+        for size in (2, 3):
+            found = crew(size, link_of)
+            assert len(set(found)) == 1
+            assert all(latency_s > 0 and bytes_per_s > 0 for latency_s, bytes_per_s in found)
+    finally:
+        crew.stop()

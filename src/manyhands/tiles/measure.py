@@ -10,6 +10,7 @@ import copy
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import torch
 import torch.distributed as dist
@@ -177,6 +178,8 @@ def measure_link(group: dist.ProcessGroup | None = None, num_messages: int = 50)
     others' figures, which all ranks are given, so that all plan with the same numbers.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
+    if world == 1:
+        return LinkProfile(0.0, inf)
     other = rank ^ 1
     found: list[float] = []
     for num_bytes in (4, PROBE_BYTES):
