@@ -409,7 +409,8 @@ def test_the_result_page_names_the_events_of_the_code_and_no_others() -> None:
 
 
 def test_links_between_the_pages_lead_somewhere() -> None:
-    for name in ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement"):
+    pages = ("job", "result", "compare", "models", "devices", "capacity", "task", "reinforcement")
+    for name in (*pages, "space", "space-use", "space-planner"):
         page = f"{name}.md"
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):
