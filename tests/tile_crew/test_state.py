@@ -32,7 +32,7 @@ def gradients_of(learner: Learner, *, fails: bool = False) -> float:
     loss.backward()
     if fails:
         raise RuntimeError("a device is gone")
-    return float(loss)
+    return float(loss.detach())
 
 
 def copies(learner: Learner) -> dict[str, torch.Tensor]:
