@@ -20,6 +20,7 @@ from manyhands.tiles.setting import GroupPrice, Prediction, Setting, TailPrice, 
 
 __all__ = ["Grid", "GroupPrice", "Prediction", "Setting", "TailPrice", "TilePart", "predict"]
 
+GROUP_S = 2e-5  # what beginning a group costs in calls; also prefers the fewer of equally good groups
 INDEX_BYTES = 8  # a maximum's place, as torch keeps it
 KEEPERS = frozenset({"conv", "norm", "maxpool", "avgpool"})
 
@@ -71,7 +72,7 @@ class Grid:
         return GroupPrice(
             forward_s + max(forward),
             backward_s + max(backward),
-            2 * self._exchange_s(group),
+            2 * (GROUP_S + self._exchange_s(group)),
             2 * norms * self.setting.round_s,
             tuple(self._kept(group, tile) for tile in tiles),
             tuple(self._held(group, tile) for tile in tiles),
@@ -102,7 +103,8 @@ class Grid:
             sent[send.source] += numbers
             received[send.target] += numbers
         return max(
-            setting.link.seconds(max(out, back) * setting.value_bytes)
+            # Gloo serves one direction of a pair at a time, as measured.
+            setting.link.seconds((out + back) * setting.value_bytes)
             + (out + back) * setting.value_bytes / setting.profiles[self.devices[tile]].copy_bps
             for tile, (out, back) in enumerate(zip(sent, received, strict=True))
         )
