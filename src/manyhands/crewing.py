@@ -26,6 +26,7 @@ from manyhands.crew.meeting import say_gone
 from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import JobError, RunError
+from manyhands.fleet import make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, load_material
@@ -38,7 +39,7 @@ from manyhands.run import Watch, make_result, put_together
 from manyhands.sizing import Library
 from manyhands.tile_groups import GroupPlan, ranked
 
-__all__ = ["conclude", "is_crew_run", "train_crew"]
+__all__ = ["check_crew", "conclude", "is_crew_run", "train_crew"]
 
 MARK = "crew.json"
 POLL_S = 0.1
@@ -48,6 +49,20 @@ POLITE_S = 3.0
 def is_crew_run(out: Path) -> bool:
     """Whether a folder holds a run of real processes."""
     return (out / MARK).is_file()
+
+
+def check_crew(job: Job) -> None:
+    """Looks whether real processes can train a job.
+
+    Raises:
+        JobError: It is not split by space, or asks for something other than processors.
+    """
+    if job.split.by != "space":
+        raise JobError("--engine", "live", f'trains jobs that are split by = "space", not "{job.split.by}"')
+    for device in make_fleet(job.fleet, seed=job.seed, tiled=True).hardware:
+        if device.torch_device != "cpu":
+            key = f"fleet.device {device.name}: torch_device"
+            raise JobError(key, device.torch_device, "a live tile group computes on processors; write cpu")
 
 
 def train_crew(
@@ -68,11 +83,10 @@ def train_crew(
         program: The module that each process runs.
 
     Raises:
-        JobError: The job is not split by space, or does not fit its network.
+        JobError: The job cannot be trained so, or its network does not fit its devices.
         RunError: All processes failed.
     """
-    if job.split.by != "space":
-        raise JobError("--engine", "live", f'trains jobs that are split by = "space", not "{job.split.by}"')
+    check_crew(job)
     folder, started = RunFolder(out), wall_seconds()
     if (finished := folder.load_result()) is not None:
         return finished

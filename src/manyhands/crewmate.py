@@ -22,7 +22,7 @@ from manyhands.crew.member import Duty, Step, serve
 from manyhands.crew.profiling import Timings
 from manyhands.crew.state import Learner
 from manyhands.crew.stepping import make_step
-from manyhands.crewing import conclude
+from manyhands.crewing import check_crew, conclude
 from manyhands.data import Dataset
 from manyhands.errors import JobError, ManyhandsError
 from manyhands.hand import Facts
@@ -46,8 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     try:
         job = load_job(said.job, said.set or ())
-        if job.split.by != "space":
-            raise JobError("split.by", job.split.by, 'a crew trains a job that is split by = "space"')
+        check_crew(job)
         _take_part(job, said)
     except ManyhandsError as error:
         print(f"manyhands: {' '.join(str(error).split())}", file=sys.stderr, flush=True)

@@ -239,7 +239,8 @@ def _moved_bytes(setting: Setting, prediction: Prediction) -> list[float]:
                 numbers[plan.devices[tile]] += piece if tile else sum(pieces) - piece
     summed = len(graph.names) if plan.tail_mode == "data" else found.end
     weights = sum(setting.weights(number) for number in range(1, summed))
-    return [(own + 2 * (n - 1) / n * weights) * setting.wire_bytes for own in numbers]
+    summed_bytes = 2 * (n - 1) / n * weights * setting.wire_bytes
+    return [own * setting.value_bytes + summed_bytes for own in numbers]
 
 
 def parts_of(plans: Mapping[str, GroupPlan]) -> dict[str, Part]:

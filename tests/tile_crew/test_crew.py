@@ -146,4 +146,7 @@ def test_a_crewmate_says_what_is_wrong_with_its_command(
 def test_a_crew_is_refused_a_job_that_is_not_split_by_space(small_job: MakeJob, tmp_path: Path) -> None:
     with pytest.raises(JobError, match="split by"):
         train_crew(small_job(), tmp_path)
+    gpu = {"kind": "laptop", "count": 2, "torch_device": "cuda"}
+    with pytest.raises(JobError, match="computes on processors"):
+        train_crew(small_job(split={"by": "space"}, fleet={"device": [gpu]}), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -174,7 +174,7 @@ class Meeting:
             for name in roster:
                 self._missed[name] = 0
         try:
-            # Opened now, so that it is cut with the rest if a device dies while the others wait for its address.
+            # Opened now, so that it is cut with the rest if a device dies while others wait for its address.
             store: TCPStore = self._store.clone()  # type: ignore[attr-defined]
             dist.init_process_group(
                 "gloo",

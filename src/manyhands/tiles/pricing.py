@@ -104,7 +104,7 @@ class Grid:
             received[send.target] += numbers
         return max(
             # Gloo serves one direction of a pair at a time, as measured.
-            setting.link.seconds((out + back) * setting.wire_bytes)
+            setting.link.seconds((out + back) * setting.value_bytes)
             + (out + back) * setting.value_bytes / setting.profiles[self.devices[tile]].copy_bps
             for tile, (out, back) in enumerate(zip(sent, received, strict=True))
         )
@@ -190,7 +190,7 @@ class Grid:
                     sent[tile] += piece
                     received[0] += piece
         busiest = max(max(pair) for pair in zip(sent, received, strict=True))
-        return setting.link.seconds(busiest / setting.value_bytes * setting.wire_bytes) if n > 1 else 0.0
+        return setting.link.seconds(busiest) if n > 1 else 0.0
 
     def _gradients_s(self, end: int, summed: Iterable[int], part: float) -> float:
         """How long the sums of gradients go on after the backward pass, which they otherwise hide behind.

@@ -27,7 +27,7 @@ class Setting:
         batch_size: Images a step.
         memory_bytes: What each rank may use; empty means any amount.
         value_bytes: Size of a number in memory.
-        wire_bytes: Size of a number on the wire.
+        wire_bytes: Size of a number of a weight's gradient on the wire; maps travel as they are.
         optimizer_slots: Numbers that the optimizer keeps for each weight.
         steps_per_sum: Over how many steps gradients are accumulated before they are summed over the ranks.
     """
