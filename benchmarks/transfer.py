@@ -2,6 +2,7 @@
 
     python benchmarks/transfer.py                      # on loopback, 6.5 MB and 250 MB
     sudo python benchmarks/transfer.py --rate 1gbit    # over a shaped link between two network namespaces
+    python benchmarks/transfer.py --megabytes 6.5 --peers
 
 Contestants take turns, so that whatever else the machine does meets all of them. A time is from the moment
 when the sender is given tensors to the moment when the receiver has them; both ends read the same monotonic
@@ -13,6 +14,8 @@ clock.
 | `tcp-sha256` | the same, and each side takes the SHA-256 of what passes: the least of a checked copy |
 | `manyhands` | `ZenohPost.send` to delivery: announced, pulled in parts, bytes and numbers checked |
 | `manyhands-tls` | the same over mutual TLS with access control |
+| `manyhands-round` | tensors there and back, as in a round with one device |
+| `flwr`, `p2pfl` | with `--peers`: a round of theirs that trains nothing, where `.envs` has them |
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import asyncio
 import hashlib
 import json
 import os
+import resource
 import socket
 import statistics
 import subprocess
@@ -31,6 +35,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -42,15 +47,21 @@ from manyhands.wire.keyring import new_cluster
 from manyhands.wire.post import ZenohPost
 from manyhands.wire.session import Wiring, free_endpoints
 
-CONTESTANTS = ("tcp", "tcp-sha256", "manyhands", "manyhands-tls")
+CONTESTANTS = ("tcp", "tcp-sha256", "manyhands", "manyhands-tls", "manyhands-round")
+PEERS = {  # environments of their own, under .envs, made by hand
+    "flwr": "flwr==1.41.0 numpy",
+    "p2pfl": "'p2pfl[dp]==0.4.4' torch==2.13.0 'pyarrow<21' 'numpy<2' 'huggingface_hub<0.26'",
+}
+HERE = Path(__file__).parent
 HOSTS = ("10.77.0.1", "10.77.0.2")
 STEP = 1 << 20
+NAMES = [f"layer{n}" for n in range(8)]
 
 
 def tensors(nbytes: int, seed: int) -> Weights:
     generator = torch.Generator().manual_seed(seed)
     count = nbytes // 4 // 8
-    return Weights({f"layer{n}": torch.randn(count, generator=generator) for n in range(8)})
+    return Weights({name: torch.randn(count, generator=generator) for name in NAMES})
 
 
 # One side of a transfer, in a process of its own. It says when it began or ended, in lines of JSON.
@@ -106,9 +117,12 @@ def tcp_receiver(where: str, nbytes: int, repeats: int, hashes: bool) -> None:
             say(time.monotonic())
 
 
-async def post_side(role: str, where: str, nbytes: int, repeats: int, keys: Path | None) -> None:
+async def post_side(
+    role: str, where: str, nbytes: int, repeats: int, keys: Path | None, *, back: bool = False
+) -> None:
     names = {"sender": "sender", "receiver": "receiver"}
-    expected = expect({"model": tensors(nbytes, 0)}, repeats)
+    with torch.device("meta"):
+        expected = expect({"model": Weights({n: torch.empty(nbytes // 32) for n in NAMES})}, repeats)
     wiring = Wiring(
         role,
         "benchmark",
@@ -121,17 +135,29 @@ async def post_side(role: str, where: str, nbytes: int, repeats: int, keys: Path
     there, came = asyncio.Event(), asyncio.Queue[Message]()
     post.open(came.put_nowait, lambda _peer, number: there.set() if number is not None else None)
     await there.wait()
+    before = 0
     for number in range(repeats):
         if role == "sender":
             blocks = {"model": tensors(nbytes, number)}
             await asyncio.sleep(0.2)
+        before = before or psutil.Process().memory_info().rss
+        if role == "sender":
             say(time.monotonic())
             await post.send("receiver", Message("blocks", number, {}, blocks))
             await came.get()
+            if back:
+                await post.send("receiver", Message("stopped", number, {"seconds": time.monotonic()}))
         else:
-            await came.get()
-            say(time.monotonic())
-            await post.send("sender", Message("stopped", number))
+            message = await came.get()
+            if back:
+                await post.send("sender", Message("blocks", number, {}, message.blocks))
+                say((await came.get()).facts["seconds"])
+            else:
+                say(time.monotonic())
+                await post.send("sender", Message("stopped", number))
+        if repeats == 1:
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+            print(f"{role}: {(peak - before) / nbytes:.2f} times the block at most", file=sys.stderr)
     await post.close()
 
 
@@ -143,7 +169,8 @@ def take_side(options: argparse.Namespace) -> None:
         side(options.where, nbytes, options.repeats, options.contestant == "tcp-sha256")
     else:
         keys = options.keys if options.contestant == "manyhands-tls" else None
-        asyncio.run(post_side(options.role, options.where, nbytes, options.repeats, keys))
+        back = options.contestant == "manyhands-round"
+        asyncio.run(post_side(options.role, options.where, nbytes, options.repeats, keys, back=back))
 
 
 # The runner.
@@ -165,6 +192,27 @@ def one_run(contestant: str, megabytes: float, repeats: int, keys: Path, rate: s
             side.kill()
             side.wait()
     return [json.loads(end) - json.loads(begin) for begin, end in zip(*said, strict=True)]
+
+
+def peer_rounds(name: str, megabytes: float, repeats: int) -> list[float]:
+    """Seconds of each round of a peer; none, with a word why, where it cannot be had."""
+    python = HERE / ".envs" / name / "bin" / "python"
+    if not python.is_file():
+        Console().print(
+            f"{name}: no {python.parents[1]}; make it with pip install {PEERS[name]}", soft_wrap=True
+        )
+        return []
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rounds.json"
+        command = [python, HERE / "peers" / f"{name}_round.py", "--megabytes", str(megabytes)]
+        command += ["--rounds", str(repeats + 1), "--json", out]
+        variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        try:
+            subprocess.run(command, env=variables, timeout=300, check=True, capture_output=True)
+        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+            Console().print(f"{name}: {error}", soft_wrap=True)
+            return []
+        return [float(seconds) for seconds in json.loads(out.read_text())][1:]
 
 
 def shaped_link(rate: str) -> ExitStack:
@@ -194,6 +242,8 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--rate", help="shape the link, as tc writes it: 1gbit, 100mbit")
     parser.add_argument("--only", default=",".join(CONTESTANTS))
+    parser.add_argument("--peers", action="store_true", help="also a round of Flower and of p2pfl")
+    parser.add_argument("--memory", action="store_true", help="only how much memory each side takes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--role", choices=["sender", "receiver"], help=argparse.SUPPRESS)
     parser.add_argument("--contestant", help=argparse.SUPPRESS)
@@ -208,6 +258,11 @@ def main() -> None:
     with ExitStack() as held:
         keys = Path(held.enter_context(tempfile.TemporaryDirectory()))
         new_cluster(keys, ["sender", "receiver"])
+        if options.memory:
+            for megabytes in options.megabytes:
+                Console().print(f"{megabytes:g} MB, memory beyond what was there before the transfer:")
+                one_run("manyhands", megabytes, 1, keys, None)
+            return
         if options.rate:
             held.enter_context(shaped_link(options.rate))
         for megabytes in options.megabytes:
@@ -216,6 +271,10 @@ def main() -> None:
                 for name in times:
                     # The first of each run meets cold caches and is left out.
                     times[name] += one_run(name, megabytes, options.repeats + 1, keys, options.rate)[1:]
+        for megabytes in options.megabytes if options.peers else ():
+            for name in PEERS:
+                if seconds := peer_rounds(name, megabytes, options.repeats):
+                    found[f"{megabytes:g}"][name] = seconds
     show(found, options.rate)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

@@ -120,7 +120,7 @@ def main() -> None:
         )  # fmt: skip
         start("flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{link}", "--port", str(node))
         config = f'megabytes={options.megabytes} rounds={options.rounds} out="{options.json.resolve()}"'
-        for _ in range(3):
+        for _ in range(5):
             run = subprocess.run(
                 [binaries / "flwr", "run", str(app), "here", "--stream", "--run-config", config],
                 env=environment, timeout=300, check=False, capture_output=True, text=True,

@@ -6,7 +6,7 @@ time from one call of the learner's `fit` to the next; it is written in seconds,
     python p2pfl_round.py --megabytes 6.5 --rounds 3 --json rounds.json
 """
 
-# ruff: noqa: D102 (p2pfl describes its methods)
+# ruff: noqa: D102, E402 (p2pfl describes its methods)
 from __future__ import annotations
 
 import argparse
@@ -22,12 +22,15 @@ from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, DatasetDict
+from p2pfl.settings import Settings
+
+Settings.general.DISABLE_RAY = True  # before the rest is imported, which would start it
+
 from p2pfl.learning.dataset.p2pfl_dataset import P2PFLDataset
 from p2pfl.learning.frameworks import Framework
 from p2pfl.learning.frameworks.learner import Learner
 from p2pfl.learning.frameworks.p2pfl_model import P2PFLModel
 from p2pfl.node import Node
-from p2pfl.settings import Settings
 from p2pfl.utils.utils import set_standalone_settings, wait_convergence
 
 
@@ -93,7 +96,6 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     options = parser.parse_args()
     set_standalone_settings()
-    Settings.general.DISABLE_RAY = True
     Settings.general.LOG_LEVEL = "WARNING"
     Settings.general.LOG_DIR = tempfile.mkdtemp()
     if options.port:

@@ -16,8 +16,9 @@ from manyhands.wire.keyring import KeyFolder, facts_of
 __all__ = ["check_keys", "why_unreachable"]
 
 TIMEOUT_S = 3.0
-SETTLE_S = 0.5
-"""In TLS 1.3 who answers looks at our certificate only after we think that we are connected."""
+SETTLE_S = 1.5
+"""In TLS 1.3 who answers looks at our certificate only after we think that we are connected. Less than the
+3 s after which Zenoh hangs up on who says nothing."""
 
 
 def check_keys(folder: Path, name: str | None = None) -> None:
