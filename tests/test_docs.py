@@ -433,8 +433,10 @@ def test_links_between_the_pages_lead_somewhere() -> None:
         text = (DOCS / page).read_text(encoding="utf-8")
         for target in re.findall(r"\]\(([^)]+)\)", text):
             file, _, anchor = target.partition("#")
+            if file.startswith("https://"):
+                continue
             other = DOCS / (file or page)
-            assert other.is_file(), f"{page}: {target}"
+            assert other.exists(), f"{page}: {target}"
             if not anchor:
                 continue
             headings = re.findall(r"^#+ (.+)$", other.read_text(encoding="utf-8"), re.MULTILINE)
