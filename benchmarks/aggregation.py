@@ -110,11 +110,11 @@ def main() -> None:
                 f"{found['points']:>8}{found['within']:>8.1%}",
                 flush=True,
             )
-    print(f"\n{'model':<14}" + "".join(f"{f'ratio {ratio}':>22}" for ratio in RATIOS))
+    print(f"\n{'model':<14}" + "".join(f"{f'ratio {ratio}':>26}" for ratio in RATIOS))
     for model in options.models.split(","):
         part = cost(options.data, model, options.batch)
         cells = (f"{part['flops'] / r:.1%} flops, {part['timed'] / r:.1%} timed" for r in RATIOS)
-        print(f"{model:<14}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
+        print(f"{model:<14}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -8,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
 from manyhands import cli_profile
 from manyhands.cli import main
@@ -70,10 +72,13 @@ def test_a_machine_is_called_what_a_job_can_call_it(measured: Machine, node: str
     assert cli_profile.device_entry(measured, node)["name"] == name
 
 
-def test_this_machine_is_measured(manyhands: Run) -> None:
+def test_this_machine_is_measured_and_torch_left_as_it_was(manyhands: Run) -> None:
+    threads = torch.get_num_threads()
     status, out, err = manyhands("--seconds", "0.1", "--json")
     assert (status, err) == (0, "")
     assert json.loads(out)["flops"] > 0
+    assert json.loads(out)["cores"] == os.cpu_count()
+    assert torch.get_num_threads() == threads
 
 
 def test_ctrl_c(manyhands: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,11 +97,11 @@ def _measure(console: Console, seconds: float) -> dict[str, Any]:
 
         machine = measure_machine(seconds, progress)
     entry = device_entry(machine, platform.node())
-    console.print(escape(tomli_w.dumps({"fleet": {"device": [entry]}}).strip()), soft_wrap=True)
+    console.print(tomli_w.dumps({"fleet": {"device": [entry]}}).strip(), soft_wrap=True, markup=False)
     rate, memory = f"{count_text(machine.flops)}FLOP/s", memory_text(machine.memory_bytes)
     about = f"trains at {rate} on {counted(machine.cores, 'core')}; {memory} of memory are free for it"
     remark = f"# {about}. Link and power are those of the nearest kind, {entry['kind']}."
-    console.print(escape(remark), soft_wrap=True)
+    console.print(remark, soft_wrap=True, markup=False)
     return entry
 
 

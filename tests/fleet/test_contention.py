@@ -19,6 +19,7 @@ from manyhands.fleet import Contention, CoRunning, DeviceSection, Fleet, FleetSe
 from manyhands.fleet.recording import MOST_CORES, Span, read_recording, write_recording
 from manyhands.hand import ENVELOPE_BYTES, Hand, Message, Outcome, Work
 from manyhands.job import Job, load_job
+from manyhands.report.page import write_page
 from manyhands.run import resume, train
 
 COUNTING = {"kind": "wordcount", "device": "a"}
@@ -270,6 +271,9 @@ def test_a_run_says_what_co_running_work_cost(small_job: Callable[..., Job], tmp
     assert after["devices"][0]["slowed_seconds"] == pytest.approx(before["devices"][0]["busy_seconds"])
     assert after["seconds"] > before["seconds"]
     assert after["accuracy"] == before["accuracy"]
+    for result, said in ((before, False), (after, True)):
+        write_page(result, "", tmp_path / "report.html")
+        assert (" slowed" in (tmp_path / "report.html").read_text(encoding="utf-8")) == said
 
 
 def test_a_killed_run_beside_other_work_is_gone_on_with_as_if_it_had_not_been(

@@ -8,26 +8,28 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from manyhands.fleet import burn
 from manyhands.fleet.burn import burning
 from manyhands.fleet.executor import executors_running
 from manyhands.fleet.mapreduce import jobs_running, run_job
-from manyhands.fleet.measure import TrainingStep, measure_machine
+from manyhands.fleet.measure import TrainingStep
 
 
 @pytest.mark.parametrize("level", [0.1, 0.5, 0.8])
 def test_a_load_is_busy_for_its_part_of_the_time(level: float, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(wall_s=0.0, used_s=0.0)
 
-    def stopped(wait_s: float) -> bool:
-        """On a clock of its own: a nap takes its time, a turn of work three milliseconds."""
-        clock.wall_s += wait_s or 0.003
-        clock.used_s += 0.0 if wait_s else 0.003
+    def nap(wait_s: float) -> bool:
+        clock.wall_s += wait_s
         return clock.wall_s > 100
 
-    monkeypatch.setattr(burn, "stopped", stopped)
+    def work(_: object) -> None:
+        clock.wall_s += 0.003
+        clock.used_s += 0.003
+
+    monkeypatch.setattr(burn, "stopped", nap)
+    monkeypatch.setattr(burn, "_work", work)
     monkeypatch.setattr(burn, "_processor_seconds", lambda: clock.used_s)
     monkeypatch.setattr(os, "times", lambda: SimpleNamespace(elapsed=clock.wall_s))
     burn.main(level)
@@ -88,13 +90,3 @@ def test_a_step_costs_what_its_layers_do() -> None:
     first, second, dense = 32 * 32 * 32 * 75, 16 * 16 * 64 * 800, 64 * 8 * 8 * 10
     # Each operation is a multiplication and an addition; the pictures need no gradient.
     assert step.flops == 4 * 2 * (2 * first + 3 * second + 3 * dense)
-
-
-def test_a_machine_is_measured_and_torch_left_as_it_was() -> None:
-    before, told = torch.get_num_threads(), []
-    machine = measure_machine(0.01, lambda *what: told.append(what))
-    assert machine.flops > 0
-    assert machine.cores == os.cpu_count()
-    assert machine.memory_bytes > 0
-    assert told[0] == (0, 5)
-    assert torch.get_num_threads() == before

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +76,12 @@ def stopped(wait_s: float) -> bool:
     return bool(select.select([sys.stdin], [], [], wait_s)[0])
 
 
+def _work(a: np.ndarray[Any, np.dtype[np.float32]]) -> None:
+    """A few milliseconds of multiplication."""
+    for _ in range(50):
+        a @ a
+
+
 def main(level: float) -> None:
     """Burns until the standard input ends."""
     a = np.full((96, 96), 0.01, np.float32)
@@ -90,8 +97,7 @@ def main(level: float) -> None:
             if stopped(NAP_S):
                 return
             continue
-        for _ in range(50):
-            a @ a
+        _work(a)
 
 
 if __name__ == "__main__":
