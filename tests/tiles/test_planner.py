@@ -140,10 +140,11 @@ def test_recomputing_is_taken_only_where_memory_asks_for_it():
 
 
 def test_a_slow_link_fuses_and_a_fast_one_does_not():
-    fast = make_plan(setting_of("ccccc", link=LinkProfile(0.0, 1e15)), tails=["output"])
-    slow = make_plan(setting_of("ccccc", link=LinkProfile(1.0, 1e15)), tails=["output"])
-    assert len(slow.plan.group_starts) == 0
-    assert len(fast.plan.group_starts) == 4
+    slow_cores = (1e-3, 1e-3)  # so that computing twice costs more than beginning a group
+    fast = setting_of("ccccc", speeds=slow_cores, link=LinkProfile(0.0, 1e15))
+    slow = setting_of("ccccc", speeds=slow_cores, link=LinkProfile(100.0, 1e15))
+    assert len(make_plan(fast, tails=["output"]).plan.group_starts) == 4
+    assert len(make_plan(slow, tails=["output"]).plan.group_starts) == 0
 
 
 def test_a_faster_device_gets_more_rows():
