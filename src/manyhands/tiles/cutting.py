@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from math import inf
 
 from manyhands.tiles.graph import TileGraph
@@ -38,8 +37,7 @@ def balance(
         return None
 
     def done_by(deadline_s: float) -> list[int]:
-        # At least one each, even where that is late: the deadline is then not met.
-        return [max(1, _units_by(deadline_s, time, limit)) for time, limit in zip(times, most, strict=True)]
+        return [_done_by(deadline_s, time, limit) for time, limit in zip(times, most, strict=True)]
 
     low, high = 0.0, max(time(limit) for time, limit in zip(times, most, strict=True))
     for _ in range(50):
@@ -55,9 +53,9 @@ def balance(
     return tuple(units)
 
 
-def _units_by(deadline_s: float, time: Callable[[int], float], limit: int) -> int:
-    """How many units are done by then, `limit` at most."""
-    return bisect_left(range(1, limit + 1), True, key=lambda units: time(units) > deadline_s)
+def _done_by(deadline_s: float, time: Callable[[int], float], limit: int) -> int:
+    """The units that a device can do by then; at least one, even where that is late."""
+    return max(1, bisect_left(range(1, limit + 1), True, key=lambda units: time(units) > deadline_s))
 
 
 def cut_units(graph: TileGraph, ends: Sequence[int]) -> Sequence[int]:
@@ -123,14 +121,10 @@ def _recut_axis(
     ]
     probe = _Probe(setting, guide, axis, side, unit)
     ranks = [[plan.devices[tile] for tile in line] for line in tiles]
-    times = [partial(_slowest_s, probe, line) for line in ranks]
+    times = [lambda units, r=line: max(probe.seconds(rank, units) for rank in r) for line in ranks]
     most = [min(probe.most(rank, side // unit) for rank in line) for line in ranks]
     units = balance(side // unit, times, most)
     return _to_pixels(units, side, unit) if units else None
-
-
-def _slowest_s(probe: _Probe, ranks: Sequence[int], units: int) -> float:
-    return max(probe.seconds(rank, units) for rank in ranks)
 
 
 class _Probe:

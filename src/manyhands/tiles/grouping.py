@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from math import inf
 
 from manyhands.tiles.graph import TileGraph
@@ -75,15 +74,8 @@ def best_groups(
     fronts: dict[int, list[Label]] = {1: [Label(0.0, nothing, nothing, ())]}
     for stop in sorted({*starts[1:], *ends}):
         made = []
-        before = [start for start in starts if start < stop]
-        finest = [grid.group(*pair) for pair in pairwise([*before, stop])]
-        messages_s = sum(group.exchange_s for group in finest)
-        apart_s = 0.0
-        for first in reversed(before):
+        for first in (start for start in starts if start < stop):
             price = grid.group(first, stop)
-            apart_s += finest.pop().seconds(checkpoint)
-            if not limited and price.seconds(checkpoint) - apart_s > messages_s:
-                break  # computes more twice than all messages cost, and so does whatever begins earlier
             more = tuple((price.held if checkpoint else price.kept)[tile] for tile in limited)
             inner = tuple(price.inner[tile] if checkpoint else 0.0 for tile in limited)
             for label in fronts.get(first, ()):
