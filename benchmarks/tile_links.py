@@ -13,6 +13,7 @@ import json
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,6 +111,7 @@ def main() -> None:
         print(f"skipped: {reason}")
         return
     OUT.mkdir(exist_ok=True)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that namespaces are removed then, too
     found = measure(options)
     command = shlex.join(["python", "benchmarks/tile_links.py", *sys.argv[1:]])
     link = found["link"]
