@@ -37,11 +37,11 @@ def balance(
         return None
 
     def done_by(deadline_s: float) -> list[int]:
+        def in_time(time: Callable[[int], float], limit: int) -> int:
+            return bisect_left(range(1, limit + 1), True, key=lambda units: time(units) > deadline_s)
+
         # At least one each, even where that is late: the deadline is then not met.
-        return [
-            max(1, bisect_left(range(1, limit + 1), True, key=lambda units, t=time: t(units) > deadline_s))
-            for time, limit in zip(times, most, strict=True)
-        ]
+        return [max(1, in_time(time, limit)) for time, limit in zip(times, most, strict=True)]
 
     low, high = 0.0, max(time(limit) for time, limit in zip(times, most, strict=True))
     for _ in range(50):
@@ -120,7 +120,7 @@ def _recut_axis(
     ]
     probe = _Probe(setting, guide, axis, side, unit)
     ranks = [[plan.devices[tile] for tile in line] for line in tiles]
-    times = [lambda units, r=line: max(probe.seconds(rank, units) for rank in r) for line in ranks]  # type: ignore[misc]
+    times = [lambda units, r=line: max(probe.seconds(rank, units) for rank in r) for line in ranks]
     most = [min(probe.most(rank, side // unit) for rank in line) for line in ranks]
     units = balance(side // unit, times, most)
     return _to_pixels(units, side, unit) if units else None

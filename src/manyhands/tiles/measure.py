@@ -65,7 +65,7 @@ def _callable(
     if operation.op == "call_module":
         module = copy.deepcopy(graph.traced.get_submodule(str(operation.target))).train()
         if hasattr(module, "inplace"):
-            module.inplace = False  # the same input is used again and again
+            module.inplace = False  # type: ignore[assignment]  # the same input is used again and again
         return module, tuple(p for p in module.parameters() if p.requires_grad)
 
     def call(*inputs: Tensor) -> Tensor:
