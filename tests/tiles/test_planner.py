@@ -59,7 +59,7 @@ def setting_of(
     return Setting(graph, profiles, link or LinkProfile(1e-4, 1e8), batch_size, memory)
 
 
-kinds_of_chains = st.text("cwb", min_size=1, max_size=4).map(lambda body: "c" + body + "pcc")
+kinds_of_chains = st.text("cwb", min_size=1, max_size=2).map(lambda body: "c" + body + "pcc")
 links = st.builds(LinkProfile, st.floats(1e-6, 1e-3), st.floats(1e5, 1e10))
 speeds_of_two_or_three = st.lists(st.floats(0.2, 5), min_size=2, max_size=3).map(tuple)
 
@@ -70,7 +70,7 @@ def all_groupings(setting: Setting, end: int) -> list[tuple[str, ...]]:
 
 
 @given(kinds_of_chains, speeds_of_two_or_three, links, st.booleans(), st.floats(0.3, 1.5))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_groups_are_the_best_of_all(kinds, speeds, link, checkpoint, tightness):
     setting = setting_of(kinds, speeds=speeds, link=link)
     plan = even_plan(setting.graph, len(speeds), tail="output", tail_mode="one")
@@ -92,7 +92,7 @@ def test_groups_are_the_best_of_all(kinds, speeds, link, checkpoint, tightness):
 
 
 @given(kinds_of_chains, speeds_of_two_or_three, links)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_a_plan_is_never_worse_than_none_or_all_fused(kinds, speeds, link):
     setting = setting_of(kinds, speeds=speeds, link=link)
     found = make_plan(setting)
@@ -110,7 +110,7 @@ def test_a_plan_is_never_worse_than_none_or_all_fused(kinds, speeds, link):
 
 
 @given(kinds_of_chains, st.floats(0.2, 1.2), st.sampled_from([None, True, False]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_memory_limits_are_kept(kinds, part, checkpoint):
     free = setting_of(kinds, speeds=(1.0, 2.0), link=LinkProfile(1e-3, 1e7))
     wanted = make_plan(free).memory_bytes

@@ -37,11 +37,7 @@ def balance(
         return None
 
     def done_by(deadline_s: float) -> list[int]:
-        def in_time(time: Callable[[int], float], limit: int) -> int:
-            return bisect_left(range(1, limit + 1), True, key=lambda units: time(units) > deadline_s)
-
-        # At least one each, even where that is late: the deadline is then not met.
-        return [max(1, in_time(time, limit)) for time, limit in zip(times, most, strict=True)]
+        return [_done_by(deadline_s, time, limit) for time, limit in zip(times, most, strict=True)]
 
     low, high = 0.0, max(time(limit) for time, limit in zip(times, most, strict=True))
     for _ in range(50):
@@ -55,6 +51,11 @@ def balance(
         slowest = max((i for i in range(count) if units[i] > 1), key=lambda i: times[i](units[i]))
         units[slowest] -= 1
     return tuple(units)
+
+
+def _done_by(deadline_s: float, time: Callable[[int], float], limit: int) -> int:
+    """The units that a device can do by then; at least one, even where that is late."""
+    return max(1, bisect_left(range(1, limit + 1), True, key=lambda units: time(units) > deadline_s))
 
 
 def cut_units(graph: TileGraph, ends: Sequence[int]) -> Sequence[int]:
