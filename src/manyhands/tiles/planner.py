@@ -1,6 +1,6 @@
 """Chooses a plan: the grid's shape, its uneven cuts, where groups begin, and where tiling ends and how.
 
-Numbers in (profiles, link, memory limits), a plan out. Groups for given cuts (`tile_groups.py`) and cuts for
+Numbers in (profiles, link, memory limits), a plan out. Groups for given cuts (`grouping.py`) and cuts for
 given groups (`cutting.py`) take turns until neither gains; then single cuts are moved as long as that helps.
 """
 
