@@ -52,7 +52,7 @@ PEERS = {  # environments of their own, under .envs, made by hand
     "flwr": "flwr==1.41.0 numpy",
     "p2pfl": "'p2pfl[dp]==0.4.4' torch==2.13.0 'pyarrow<21' 'numpy<2' 'huggingface_hub<0.26'",
 }
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 HOSTS = ("10.77.0.1", "10.77.0.2")
 STEP = 1 << 20
 NAMES = [f"layer{n}" for n in range(8)]
@@ -208,7 +208,7 @@ def peer_rounds(name: str, megabytes: float, repeats: int) -> list[float]:
         command += ["--rounds", str(repeats + 1), "--json", out]
         variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         try:
-            subprocess.run(command, env=variables, timeout=300, check=True, capture_output=True)
+            subprocess.run(command, env=variables, timeout=300, check=True, capture_output=True, cwd=folder)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
             Console().print(f"{name}: {error}", soft_wrap=True)
             return []
