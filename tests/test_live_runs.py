@@ -268,17 +268,7 @@ def test_devices_with_certificates_and_data_of_their_own_train_together(tmp_path
     try:
         for name, count in (("a", 200), ("b", 100)):
             data = own_data(tmp_path / f"{name}.npz", count, seed=count)
-            command = [
-                sys.executable,
-                "-m",
-                "manyhands",
-                "join",
-                str(job),
-                "--name",
-                name,
-                "--data",
-                str(data),
-            ]
+            command = [sys.executable, "-m", "manyhands", "join", str(job), "--name", name]
             command += ["--data", str(data), "--keys", str(tmp_path / "keys" / "devices" / name)]
             command += ["--out", str(run / "devices" / name)]
             command += ["--listen", where[name], "--connect", where["b" if name == "a" else "a"]]

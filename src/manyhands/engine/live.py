@@ -30,6 +30,10 @@ DIAGNOSE_AFTER_S = 5.0
 """How long others may take to come before somebody looks why they do not."""
 
 
+SETTLE_S = 3.0
+"""How long links to those who are there may take to come up."""
+
+
 class LiveSection(Section):
     """How devices of their own find and wait for each other (``[live]``); no part of the job's hash."""
 
@@ -184,13 +188,17 @@ class LiveDevice:
         diagnosing = asyncio.get_running_loop().call_later(
             DIAGNOSE_AFTER_S, lambda: self.spawn(self._say_why())
         )
-        while self._here < self._devices and not self._others_began:
+        while missing := self._missing():
+            if self._others_began:
+                # They do not wait; but a coordinator that begins before its links are up calls nobody.
+                deadline_s = min(deadline_s, self.clock.seconds + SETTLE_S)
+                self._others_began = False
+                quorum = 1
             left_s = deadline_s - self.clock.seconds
             # One that is started again, when others have gone on without it, needs no quorum.
             if left_s <= 0 and (len(self._here) >= quorum or self._past.incarnation > 1):
                 break
             if not said:
-                missing = sorted(self._devices - self._here)
                 self.emit(self.name, "gathering", {"missing": missing})
                 said = True
             try:
@@ -200,6 +208,11 @@ class LiveDevice:
                 continue
             self._news.clear()
         diagnosing.cancel()
+
+    def _missing(self) -> list[str]:
+        """The devices that have not come, and the hands that one of its own has not met."""
+        met = [set(hand.all_peers) - hand.met for hand in self.hands.values()]
+        return sorted((self._devices - self._here).union(*met))
 
     async def _say_why(self) -> None:
         for reason in await asyncio.to_thread(self._diagnose):

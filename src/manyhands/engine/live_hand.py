@@ -68,7 +68,7 @@ class LiveHand:
         self._mailbox = Mailbox()
         self._running = self._back = self._opened = False
         self._incarnations: dict[str, int] = {}
-        self._met: set[str] = set()
+        self.met: set[str] = set()
         self._done_peers: set[str] = set()
         self._misfits: set[str] = set()  # with whom nothing can be learned together
         self._num_sent: Counter[str] = Counter()
@@ -254,18 +254,18 @@ class LiveHand:
             self._device.spawn(self.greet(peer))
             if peer not in self._done_peers and peer not in self._misfits:
                 self._welcome(peer)
+            self.met.add(peer)
         self._news.set()
 
     def _welcome(self, peer: str) -> None:
         self.believed.add(peer)
         if self._running:
-            if peer in self._met:
+            if peer in self.met:
                 self._device.emit(self._name, "peer_back", {"peer": peer})
             else:
                 self._device.emit(self._name, "peer_joined", {"peer": peer})
             self._mailbox.deliver(Message("joined", sender=peer))
         self._back = not self._running
-        self._met.add(peer)
 
     def _lose(self, peer: str, *, told: bool) -> None:
         if peer not in self.believed:

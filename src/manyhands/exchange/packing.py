@@ -79,7 +79,7 @@ def unpack(packing: Packing, packed: Tensors, like: Tensors) -> dict[str, torch.
     for name, tensor in like.items():
         parts: tuple[str, ...]
         if not _packs(packing, tensor):
-            parts = (name,)
+            parts: tuple[str, ...] = (name,)
         elif packing.how == "topk":
             parts = (f"{name}#at", f"{name}#value")
         else:
