@@ -167,12 +167,14 @@ def hold_and_halve(rank: int, group: Any, spec: Spec, plan: TilePlan) -> dict[st
     }
 
 
-def follow(rank: int, group: Any, spec: Spec, plan: TilePlan, num_steps: int) -> float:
+def follow(
+    rank: int, group: Any, spec: Spec, plan: TilePlan, num_steps: int, rate: float = 1e-5
+) -> float:
     """Trains a detector in tiles and, on the same rank, by itself; how far the losses came apart."""
     network = make_network(spec)
     alone = copy.deepcopy(network)
     tiled = tile(network, plan, group)
-    optimizers = [torch.optim.SGD(n.parameters(), 1e-4, momentum=0.9) for n in (network, alone)]
+    optimizers = [torch.optim.SGD(n.parameters(), rate, momentum=0.9) for n in (network, alone)]
     images = make_images(spec)
     truths = [torch.tensor([[n % 3, 0.3 + 0.1 * n, 0.6, 0.3, 0.4]]) for n in range(spec["batch"])]
 

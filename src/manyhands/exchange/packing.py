@@ -77,7 +77,6 @@ def unpack(packing: Packing, packed: Tensors, like: Tensors) -> dict[str, torch.
     names: set[str] = set()
     whole = {}
     for name, tensor in like.items():
-        parts: tuple[str, ...]
         if not _packs(packing, tensor):
             parts: tuple[str, ...] = (name,)
         elif packing.how == "topk":

@@ -167,8 +167,8 @@ class _SharedLinear(torch.autograd.Function):
         mine = gradients[0][..., rows]
         dx = ctx.peers.total(mine @ weight[rows])
         dw = torch.zeros_like(weight)
-        flat = mine.reshape(-1, mine.shape[-1])
-        dw[rows] = flat.t() @ x.reshape(-1, x.shape[-1])
+        flat = mine.flatten(end_dim=-2)  # of a tile that has none of the rows, empty
+        dw[rows] = flat.t() @ x.flatten(end_dim=-2)
         db = None
         if ctx.has_bias:
             db = weight.new_zeros(weight.shape[0])
