@@ -103,7 +103,11 @@ def test_gradients_add_up_over_passes_and_travel_rounded(crew):
 
 def test_yolov2_follows_one_device_for_twenty_steps(crew):
     spec = {"family": "yolov2", "narrow": 8, "shape": (3, 96, 96), "batch": 4, "seed": 1, "dtype": "float32"}
-    assert crew(2, follow, spec, plan_of(spec, 2), 20)[0] < 1e-4
+    found = crew(2, follow, spec, plan_of(spec, 2), 20)[0]
+    # A rate as at the beginning of Darknet's burn-in. With a thousand times more, rounding decides where training
+    # goes: one device that is given its batch in another order then also leaves itself behind within ten steps.
+    assert found["apart"] < 1e-4
+    assert found["learned"] > 0.05
 
 
 def test_a_rank_with_another_plan_is_noticed(crew):
@@ -188,7 +192,7 @@ def networks(draw):
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(networks(), st.data())
 def test_random_networks(crew, spec, data):
     graph = read_graph(make_network(spec), spec["shape"])
