@@ -18,6 +18,8 @@ import contextlib
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -27,7 +29,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from manyhands.fleet.burn import burning
+from manyhands.fleet import burn
 from manyhands.job import Job
 from manyhands.run import train
 
@@ -48,6 +50,30 @@ def make_job(args: argparse.Namespace, name: str, rounds: int, split: dict[str, 
         "run": {"evaluate_examples": args.evaluate_examples, "save_models": False, "report": False},
     }
     return Job.model_validate(said)
+
+
+@contextlib.contextmanager
+def loaded(count: int) -> Any:
+    """So many busy processes on the slow device's core.
+
+    Each has a session of its own, so that the scheduler gives each a share, and not one to all of them.
+    """
+    loads = [
+        subprocess.Popen(
+            [sys.executable, burn.__file__, "1.0"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for _ in range(count)
+    ]
+    try:
+        for load in loads:
+            os.sched_setaffinity(load.pid, {CORES["busy"]})
+        yield
+    finally:
+        for load in loads:
+            burn.end(load)
 
 
 @contextlib.contextmanager
@@ -76,11 +102,8 @@ def pinned() -> Any:
 def run(args: argparse.Namespace, name: str, rounds: int, split: dict[str, Any]) -> dict[str, Any]:
     job = make_job(args, name, rounds, split)
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as out, burning(1.0, args.load) as loads:
-        for load in loads:
-            os.sched_setaffinity(load.pid, {CORES["busy"]})
-        with pinned():
-            result = train(job, Path(out) / "run", engine="live")
+    with tempfile.TemporaryDirectory() as out, loaded(args.load), pinned():
+        result = train(job, Path(out) / "run", engine="live")
     points = sorted(
         (point["seconds"], device["name"], point["accuracy"])
         for device in result["devices"]

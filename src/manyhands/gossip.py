@@ -178,6 +178,7 @@ def _pace(company: Company, name: str, exchange_s: float, *, waits: bool) -> Pac
         exchange_s,
         waits,
         company.patience_s,
+        tries=company.live,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
 from manyhands.exchange.balance import Announced, Balance, balance, heirs, with_inheritance
@@ -23,6 +23,9 @@ __all__ = ["Pace", "Pacing", "Portion", "local_phase"]
 
 MEMORY = 5
 """Epochs whose speed is remembered."""
+
+TRIED = 0.05
+"""The part of its data on which a device tries how fast it is."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Pace:
         waits: Whether devices go from epoch to epoch together; otherwise only those are waited for of whom
             nothing was ever heard.
         patience_s: How long nobody who is there is given up, at the least.
+        tries: Whether t₀ is not known beforehand, and is found by trying before the first epoch.
     """
 
     section: DataSplitSection
@@ -63,6 +67,7 @@ class Pace:
     exchange_s: float = 0.0
     waits: bool = True
     patience_s: float = 0.0
+    tries: bool = False
 
     def others(self, name: str) -> tuple[str, ...]:
         """All devices but this one."""
@@ -85,6 +90,11 @@ class Pacing:
     _basic_s: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
     _prepared: bool = False
     _gone: tuple[str, ...] = ()
+
+    @property
+    def knows_itself(self) -> bool:
+        """Whether it has seen how fast it is."""
+        return bool(self._basic_s)
 
     @property
     def wait_s(self) -> float:
@@ -209,12 +219,24 @@ def _slowest_s(announced: Mapping[str, Announced], balanced: Balance) -> float:
     return max((announced[n].num_examples / announced[n].throughput for n in balanced.ratios), default=0.0)
 
 
+async def _try(hand: Hand, pacing: Pacing, replica: Replica, blocks: Blocks, number: int) -> None:
+    """Trains a little, to see how fast this device is, and forgets what came of it."""
+    if not (pacing.pace.tries and pacing.pace.section.balance) or pacing.knows_itself:
+        return
+    await pacing.prepare(hand)
+    work = pacing.pace.train(replica, blocks, number, Portion(TRIED))
+    began_s = hand.seconds
+    await hand.compute(replace(work, name="try"))
+    pacing.measured(began_s, hand.seconds, work.flops)
+
+
 async def local_phase(
     hand: Hand, member: Member, pacing: Pacing | None, replica: Replica, blocks: Blocks, number: int
 ) -> Outcome:
     """One local phase: on all of the data or, where devices keep pace, on what there is time for."""
     if pacing is None:
         return await hand.compute(member.train(replica, blocks, number))
+    await _try(hand, pacing, replica, blocks, number)
     portion = await pacing.plan(hand, number)
     await pacing.prepare(hand)
     work = pacing.pace.train(replica, blocks, number, portion)

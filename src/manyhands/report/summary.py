@@ -137,9 +137,10 @@ class Tally:
             device.flops += event["flops"]
             device.merge_flops += event["flops"] * (event["work"] in AVERAGING)
             self.merges += merges
-            device.examples += event["facts"].get("examples", 0)
-            device.steps = event["facts"].get("num_steps", device.steps)
-            device.loss = event["facts"].get("loss", device.loss)
+            facts = event["facts"] if event["work"] != "try" else {}
+            device.examples += facts.get("examples", 0)
+            device.steps = facts.get("num_steps", device.steps)
+            device.loss = facts.get("loss", device.loss)
         elif kind == "interrupted":
             device.busy_seconds += max(event["seconds"] - event["started"], 0.0)
         elif kind == "sent":
