@@ -104,8 +104,8 @@ def test_gradients_add_up_over_passes_and_travel_rounded(crew):
 def test_yolov2_follows_one_device_for_twenty_steps(crew):
     spec = {"family": "yolov2", "narrow": 8, "shape": (3, 96, 96), "batch": 4, "seed": 1, "dtype": "float32"}
     found = crew(2, follow, spec, plan_of(spec, 2), 20)[0]
-    # A rate as at the beginning of Darknet's burn-in. With a thousand times more, rounding decides where training
-    # goes: one device that is given its batch in another order then also leaves itself behind within ten steps.
+    # A rate as at the beginning of Darknet's burn-in. With a thousand times more, rounding decides where
+    # training goes: one device that is given its batch in another order leaves itself behind as soon.
     assert found["apart"] < 1e-4
     assert found["learned"] > 0.05
 
