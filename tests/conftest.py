@@ -22,6 +22,19 @@ settings.register_profile(
 settings.register_profile("seeking", settings.get_profile("shared"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shared"))
 
+OVER_SOCKETS = ("test_live_runs.py", "tile_crew/", "wire/")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of real sockets and processes may try again: another may take a free port first.
+
+    What is broken is broken three times.
+    """
+    for item in items:
+        if any(name in item.nodeid for name in OVER_SOCKETS):
+            item.add_marker(pytest.mark.flaky(reruns=2))
+
+
 SMALL_JOB = """
 name = "small"
 seed = 3

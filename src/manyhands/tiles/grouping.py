@@ -14,7 +14,7 @@ from manyhands.tiles.pricing import Grid
 
 __all__ = ["Label", "best_groups", "boundaries"]
 
-MOST_LABELS = 400  # kept at each boundary under memory limits; networks we ship need a few dozen
+MOST_LABELS = 400  # kept at each boundary under memory limits
 
 
 def boundaries(graph: TileGraph, end: int) -> tuple[int, ...]:
