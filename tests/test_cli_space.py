@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,19 @@ import pytest
 from typer.testing import CliRunner
 
 from manyhands import cli
+from manyhands.crewing import train_crew
 from manyhands.errors import JobError
+from manyhands.job import Job
+from manyhands.run import train
 
 SPACE = ("--set", "split.by=space")
+GROUP = {
+    "device": [
+        {"name": "a", "kind": "laptop"},
+        {"name": "b", "kind": "laptop", "group": "shelf"},
+        {"name": "c", "kind": "laptop", "group": "shelf"},
+    ]
+}
 
 
 def test_plan_says_what_a_step_should_take_of_whom(small_job_file: Path) -> None:
@@ -52,3 +63,19 @@ def test_the_live_engine_is_asked_to_train_and_to_go_on(
         said = CliRunner().invoke(cli.app, command)
         assert isinstance(said.exception, JobError)
     assert asked == [("space", "run")] * 2
+
+
+def test_a_folder_with_the_result_of_another_job_is_refused(
+    small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    train(small_job(split={"by": "space"}), tmp_path)
+    with pytest.raises(JobError, match="holds a run of another job"):
+        train_crew(small_job(split={"by": "space"}, seed=4), tmp_path)
+
+
+@pytest.mark.parametrize("changes", [{"split": {"by": "space"}}, {"fleet": GROUP}], ids=["space", "group"])
+def test_what_computes_in_tiles_is_not_rehearsed_untiled(
+    changes: dict[str, Any], small_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match="tile group"):
+        train(small_job(**changes), tmp_path, engine="live")

@@ -35,7 +35,7 @@ from manyhands.report.folder import RunFolder
 from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
 from manyhands.report.summary import Part, Tally
-from manyhands.run import Watch, make_result, put_together
+from manyhands.run import Watch, check_same, make_result, put_together
 from manyhands.sizing import Library
 from manyhands.tile_groups import GroupPlan, ranked
 
@@ -89,9 +89,10 @@ def train_crew(
     check_crew(job)
     folder, started = RunFolder(out), wall_seconds()
     if (finished := folder.load_result()) is not None:
+        check_same(job, finished["hash"], out)
         return finished
-    if folder.is_run and load_job(folder.job).hash != job.hash:
-        raise JobError("--out", str(out), "holds a run of another job; take another folder")
+    if folder.is_run:
+        check_same(job, load_job(folder.job).hash, out)
     material = load_material(job, progress)
     library = Library(job, material, progress)
     fleet, _, team, _ = put_together(job, material, library)

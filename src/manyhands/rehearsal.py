@@ -52,6 +52,11 @@ def check_live(job: Job) -> None:
     Raises:
         JobError: with the first such thing.
     """
+    if job.split.by == "space":
+        raise JobError("split.by", "space", "a tile group is started by 'manyhands train' or torchrun")
+    if job.fleet.has_groups:
+        expected = "tile groups that exchange with others are simulated alone so far; leave group out"
+        raise JobError("fleet.device.group", None, expected)
     if job.fault:
         raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
 

@@ -49,6 +49,7 @@ __all__ = [
     "EngineName",
     "Watch",
     "check",
+    "check_same",
     "compare",
     "gather",
     "make_result",
@@ -77,11 +78,11 @@ def train(
     """
     folder = RunFolder(out)
     if (finished := folder.load_result()) is not None:
-        _check_same(job, finished["hash"], out)
+        check_same(job, finished["hash"], out)
         folder.clear_checkpoint()
         return finished
     if folder.is_run:
-        _check_same(job, load_job(folder.job).hash, out)
+        check_same(job, load_job(folder.job).hash, out)
         if folder.is_live != (engine == "live") and (folder.is_live or folder.trace.is_file()):
             raise JobError("--engine", engine, f"the run in {out} was begun with the other engine")
     if engine == "live":
@@ -217,7 +218,8 @@ def put_together(
     return sizing.fleet, split, team, groups
 
 
-def _check_same(job: Job, other_hash: str, out: Path) -> None:
+def check_same(job: Job, other_hash: str, out: Path) -> None:
+    """A folder that holds a run of another job is refused."""
     if other_hash != job.hash:
         raise JobError("--out", str(out), "holds a run of another job; take another folder")
 
@@ -228,7 +230,7 @@ def _simulate(
     """Drives the team on the virtual clock, from the last checkpoint if there is one."""
     checkpoint = read_checkpoint(folder.checkpoint)
     if checkpoint is not None:
-        _check_same(job, checkpoint.job_hash, folder.path)
+        check_same(job, checkpoint.job_hash, folder.path)
     recorded = folder.recorded(checkpoint.num_events if checkpoint else 0)
 
     def told(event: Facts | None) -> None:

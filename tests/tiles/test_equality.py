@@ -27,6 +27,7 @@ def crew(tmp_path_factory):
 def check_same(crew, spec, plan, tolerance=1e-10, **options):
     found = crew(plan.num_tiles, tiled_step, spec, plan, options)
     assert len({one["digest"] for one in found}) == 1, "ranks differ"
+    assert any(name.startswith("gradient") for name in found[0]["off"]), "nothing was compared"
     for rank, one in enumerate(found):
         worst = sorted(((error, name) for name, error in one.get("off", {}).items()), reverse=True)[:3]
         assert all(error < tolerance for error, _ in worst), (rank, worst, plan)

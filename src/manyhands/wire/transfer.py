@@ -311,7 +311,7 @@ class Puller:
             async with asyncio.timeout(min(self._pace.part_s, 3.0)):
                 await over
         except TimeoutError:
-            pass
+            pass  # some may never answer; whoever has is enough
         finally:
             if not over.done() or over.cancelled():
                 cancel.cancel()
