@@ -1,10 +1,10 @@
 """Time to the same accuracy: gossip on all data (GoSGD) against the split by data (paper 002, section 4.2).
 
 Platforms of four kinds in equal numbers, two of processors and two with graphics cards, each with
-co-running jobs of MapReduce, hold equal shares. GoSGD goes through all data in an epoch and waits for the
-slowest; the split by data balances. Both start from the same weights, with batches of 64, a rate of 0.01
-and a momentum of 0.9. Times are those of the simulator, with the making and processing of aggregated points
-charged.
+co-running jobs of MapReduce, hold equal shares. GoSGD goes through all data in an epoch, waits for the
+slowest and exchanges with one peer, drawn anew each time; the split by data balances. Both start from the
+same weights, with batches of 64, a rate of 0.01 and a momentum of 0.9. Times are those of the simulator,
+with the making and processing of aggregated points charged.
 
     python benchmarks/data_split.py --model lenet5 --json lenet5.json
     python benchmarks/data_split.py --model squeezenet --devices 8 --device cuda --json squeezenet-8.json
@@ -192,12 +192,12 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--topology",
         choices=["mesh", "ring", "random_regular"],
-        help="a mesh of up to eight platforms and a random graph of more if left out",
+        help="a mesh if left out; a random graph where more than eight exchange with all neighbours",
     )
     parser.add_argument(
         "--bandwidth-bps", type=float, default=9.4e9, help="of a platform's link; the paper names none"
     )
-    parser.add_argument("--mode", default="neighbours", choices=["neighbours", "epidemic", "push"])
+    parser.add_argument("--mode", default="epidemic", choices=["neighbours", "epidemic", "push"])
     parser.add_argument("--epochs", type=int, help="of GoSGD")
     parser.add_argument(
         "--stretch", type=float, default=2.0, help="epochs of the split by data to one of GoSGD"
@@ -227,7 +227,8 @@ def read_arguments() -> argparse.Namespace:
     if args.devices % len(PLATFORMS):
         parser.error(f"--devices {args.devices}: must be a multiple of {len(PLATFORMS)}")
     args.data = args.data or ("mnist" if args.model == "lenet5" else "cifar10")
-    args.topology = args.topology or ("mesh" if args.devices <= 8 else "random_regular")
+    many = args.devices > 8 and args.mode != "epidemic"
+    args.topology = args.topology or ("random_regular" if many else "mesh")
     args.epochs = args.epochs or EPOCHS[args.model]
     args.workers = args.workers if args.workers is not None else os.cpu_count()
     return args

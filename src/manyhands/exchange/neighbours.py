@@ -240,7 +240,9 @@ async def _average(
     while turn.step // place.repetitions == number and turn.awaited:
         answered = await _exchange(hand, place, turn, blocks, words)
         blocks = {**blocks, **await _merge(hand, place, turn, blocks, words)}
-        step = max(turn.step + 1, words.newest)
+        # Where peers are drawn, others may be rounds ahead that have not given this device up.
+        ahead = words.newest if place.meet is None else words.newest_of(answered)
+        step = max(turn.step + 1, ahead)
         turn = replace(turn, step=step, names=place.consensus_blocks, awaited=answered)
         words.forget(turn.step)
     after = Standing(standing.replica, blocks, max(number + 1, turn.step // place.repetitions))

@@ -150,7 +150,9 @@ class Pacing:
     async def _listen(self, hand: Hand, number: int) -> None:
         """Hears all who are there, or those who speak in time."""
         known_s = [said.num_examples / max(said.throughput, 1e-9) for _, said in self.heard.values()]
-        until_s = hand.seconds + max(self.pace.section.patience * min(known_s), self.pace.patience_s)
+        # An announcement may have to wait until the networks of the last exchange are through.
+        patience_s = max(self.pace.section.patience * min(known_s), self.pace.patience_s)
+        until_s = hand.seconds + max(patience_s, self.pace.exchange_s)
         awaited = number if self.pace.waits else 0
         while True:
             waits = any(self.heard.get(peer, (-1,))[0] < awaited for peer in self._there(hand))

@@ -31,11 +31,15 @@ class Words:
         self._num_rounds, self._num_stages = num_rounds, num_stages
         self._said: dict[str, dict[int, Message]] = {peer: {} for peer in neighbours}
 
+    def newest_of(self, peers: Iterable[str]) -> int:
+        """The newest step that any of these is known to be at."""
+        return max((step for peer in peers for step in self._said.get(peer, ())), default=0)
+
     @property
     def newest(self) -> int:
         """The newest step that anybody is known to be at."""
         along_the_ring = 0 if self.belt is None else self.belt.newest * self._num_stages
-        return max([along_the_ring, *(step for said in self._said.values() for step in said)])
+        return max(along_the_ring, self.newest_of(self._said))
 
     def has(self, peer: str, step: int) -> bool:
         """Whether a neighbour's word is there for a step."""
