@@ -93,7 +93,7 @@ class TiledModule(nn.Module):
         self.regions = regions(graph, plan)
         self.peers = Peers(plan.devices, group)
         self.program = compile_tile(graph, self.regions, self.peers.tile)
-        self.pool = Pool()
+        self.pool = Pool(keeps=not checkpoint)
         self.reducer = Reducer(self.peers, wire_dtype)
         self.tail = Tail(self.program, self.peers, plan.tail_mode, seed)
         self.num_steps = 0
