@@ -170,6 +170,36 @@ def test_what_others_hear_is_on_disk_before(tmp_path: Path) -> None:
     assert seen == [True] * 20
 
 
+@pytest.mark.parametrize("event", ["round", "merged"])
+def test_what_is_reported_as_done_is_on_disk(
+    event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a program saves before it reports or right after."""
+    stage = Stage(tmp_path)
+    stage.names = ("a",)
+    told: list[int] = []
+    write = StateFolder.write
+
+    def written(folder: StateFolder, state: Any) -> None:
+        told.append(len(stage.of(event)))
+        write(folder, state)
+        told.append(len(stage.of(event)))
+
+    monkeypatch.setattr(StateFolder, "write", written)
+
+    async def work(hand: Hand) -> None:
+        hand.save(replica(1))
+        hand.report(event, round=1)
+        while not stage.of(event):
+            await hand.sleep(0.01)
+        hand.report(event, round=2)
+        hand.save(replica(2))
+
+    asyncio.run(lived(stage.device("a", work)))
+    assert [said["round"] for said in stage.of(event)] == [1, 2]
+    assert told == [0, 0, 1, 1]
+
+
 def test_a_hand_that_is_done_is_not_run_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.names = ("a",)
