@@ -9,7 +9,7 @@ All must finish, within a point of the undisturbed run; no round that a device r
 all faults must hit while it trains. Otherwise it says what went wrong and ends with status 1. Needs root,
 `ip`, `tc` and `nft`.
 
-    sudo python benchmarks/live_faults.py [--schedule 1 --schedule 2] [--rounds 60] [--seed 1] [--out DIR]
+    sudo python benchmarks/live_faults.py [--schedule 1 --schedule 2] [--rounds 90] [--seed 1] [--out DIR]
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ name = "digits"
 [model]
 name = "lenet5"
 [learn]
-learning_rate = 0.01
+learning_rate = 0.02
 batch_size = 16
 [exchange]
 mode = "neighbours"
@@ -265,7 +265,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=90)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--loss", type=float, default=0.02)
     parser.add_argument("--limit-s", type=float, default=400.0, help="how long one run may take")
