@@ -14,6 +14,7 @@ import torch
 from manyhands.blocks import Weights
 from manyhands.engine.clock import epoch_seconds
 from manyhands.engine.live import LiveDevice, LiveSection, Past, Place
+from manyhands.engine.live_hand import LiveHand
 from manyhands.engine.participant import Participant
 from manyhands.engine.state import StateFolder
 from manyhands.errors import RunError
@@ -250,6 +251,27 @@ def test_losing_a_peer_and_having_it_back_is_told(tmp_path: Path) -> None:
     assert heard == ["b", "b"]
     assert [event["peer"] for event in stage.of("peer_lost") if event["device"] == "a"] == ["b"]
     assert [event["peer"] for event in stage.of("peer_back") if event["device"] == "a"] == ["b"]
+
+
+def test_another_incarnation_is_a_peer_that_is_back_and_the_same_one_is_no_news(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    seen: list[int] = []
+
+    async def watch(hand: LiveHand) -> None:
+        for incarnation in (1, 1, 2, 2, 3):
+            hand.presence("b", incarnation)
+            while await hand.receive("joined", timeout_s=0):
+                seen.append(incarnation)
+        hand.presence("b", None)
+
+    asyncio.run(lived(stage.device("a", watch)))
+    assert seen == [1, 2, 3]
+    assert [e["event"] for e in stage.events if e.get("peer") == "b"] == [
+        "peer_joined",
+        "peer_back",
+        "peer_back",
+        "peer_lost",
+    ]
 
 
 def test_one_that_is_done_need_not_be_waited_for_once_its_word_has_come(tmp_path: Path) -> None:

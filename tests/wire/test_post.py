@@ -82,6 +82,25 @@ def test_a_peer_that_was_started_again_is_told_as_such_and_heard() -> None:
     run(test)
 
 
+def test_what_a_peer_said_before_it_was_started_again_is_not_heard_after() -> None:
+    async def test() -> None:
+        a = Line("a", "ab").open()
+        with spoke("b", a.endpoint) as other:
+
+            def say(incarnation: int, number: int) -> None:
+                said = announce(Message("stopped", number), incarnation, number, None, b"")
+                other.put(topics.news(JOB, "b", "a"), said.text())
+
+            for count, (incarnation, number) in enumerate([(1, 1), (2, 2), (2, 4)]):
+                await until(lambda: len(a.messages) > count, lambda: say(incarnation, number))  # noqa: B023
+                if number == 2:
+                    say(1, 3)  # comes before whatever is said later
+        assert [message.round for message in a.messages] == [1, 2, 4]
+        await a.post.close()
+
+    run(test)
+
+
 def test_a_peer_with_another_job_is_named_and_not_heard() -> None:
     async def test() -> None:
         a = Line("a", "ab").open()
