@@ -277,6 +277,7 @@ def main() -> None:
     if reason := why_not():
         print(f"skipped: {reason}")
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # leaves no namespace behind
     folder = options.out or Path(tempfile.mkdtemp(prefix="live-faults-"))
     folder.mkdir(parents=True, exist_ok=True)
     job = folder / "job.toml"
@@ -291,6 +292,7 @@ def main() -> None:
         out = folder / label
         found = RunFolder(out).load_result()
         if found is None:
+            shutil.rmtree(out, ignore_errors=True)  # what was stopped halfway
             with lay_links(NAMES, loss=options.loss) as hosts:
                 told = run(Field(hosts, job, out), faults, options.limit_s)
             (out / "told.txt").write_text(told)
