@@ -85,9 +85,9 @@ def _lay_link(hosts: Hosts, name: str, switch: str, rate: str, loss: float) -> N
     _call(["ip", "-n", space, "addr", "add", f"{hosts.address(name)}/24", "dev", "eth0"])
     shape = f"qdisc add dev eth0 root tbf rate {rate} burst 64kb latency 50ms"
     _call(hosts.inside(name, "tc", *shape.split()))
+    chain = "{ type filter hook input priority 0 ; }"
     rules = ["add table inet faults"]
-    for chain in ("loss", "cut"):
-        rules.append(f"add chain inet faults {chain} {{ type filter hook input priority 0 ; }}")
+    rules += [f"add chain inet faults {name} {chain}" for name in ("loss", "cut")]
     if loss:
         lost = f"numgen random mod 1000 < {round(loss * 1000)}"
         rules.append(f"add rule inet faults loss iifname eth0 {lost} drop")

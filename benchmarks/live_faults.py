@@ -1,9 +1,9 @@
 """What faults on real links cost: six devices in network namespaces, killed, stopped, cut off, started again.
 
 Each device is `manyhands join` on a host of its own, behind a link of 100 Mbit/s that loses 2 % of its
-packets; they average with all neighbours in every round. The job runs undisturbed first, then with faults: two
-devices are killed, one is stopped for 20 s, the killed ones are started again, the fleet is cut three against
-three for 15 s and healed. `--schedule SEED` draws kills, a stop and a cut from a seed instead.
+packets; they average with all neighbours in every round. The job runs undisturbed first, then with faults:
+two devices are killed, one is stopped for 20 s, the killed ones are started again, the fleet is cut three
+against three for 15 s and healed. `--schedule SEED` draws kills, a stop and a cut from a seed instead.
 
 All must finish, within a point of the undisturbed run; no round that a device reported may be done again; and
 all faults must hit while it trains. Otherwise it says what went wrong and ends with status 1. Needs root,
@@ -27,11 +27,11 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from hosts import Hosts, lay_links, why_not
-
 from manyhands.report.device_folder import DeviceFolder, merged_events
 from manyhands.report.folder import RunFolder
 from manyhands.run import gather
@@ -123,6 +123,7 @@ class Field:
     running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
+        """Starts a device, for the first time or again."""
         command = [sys.executable, "-m", "manyhands", "join", str(self.job), "--name", name]
         command += ["--out", str(self.out / "devices" / name)]
         command += ["--listen", f"{self.hosts.address(name)}:{PORT}"]
@@ -135,6 +136,7 @@ class Field:
             )
 
     def do(self, fault: Fault) -> None:
+        """Does what a fault says."""
         if fault.what == "cut":
             self.hosts.cut(fault.names, [name for name in NAMES if name not in fault.names])
         elif fault.what == "heal":
@@ -232,11 +234,9 @@ def wrong(label: str, out: Path, result: dict[str, Any], reference: float) -> It
         if not device["finished"]:
             yield f"{label}: {device['name']} did not finish"
         rounds = rounds_of(out, device["name"])
-        if any(later <= earlier for earlier, later in zip(rounds, rounds[1:], strict=False)):
+        if any(later <= earlier for earlier, later in pairwise(rounds)):
             yield f"{label}: {device['name']} lost a round that it had done: {rounds}"
-    if max(device["rounds"] for device in result["devices"]) > result["rounds"]:
-        yield f"{label}: more rounds than the job has"
-    if abs(result["accuracy"] - reference) > 0.01 and result["accuracy"] < reference:
+    if result["accuracy"] < reference - 0.01:
         yield f"{label}: {result['accuracy']:.1%} is more than a point below {reference:.1%}"
 
 
@@ -256,9 +256,7 @@ def show(results: dict[str, dict[str, Any]], folder: Path) -> None:
             name = device["name"]
             starts = DeviceFolder(folder / label / "devices" / name).about()["incarnation"]
             away = ", ".join(f"{a:.1f} - {b:.1f} s" for a, b in spans[name]) or "never"
-            print(
-                f"| {label} | {name} | {device['rounds']} | {starts} | {device['accuracy']:.1%} | {away} |"
-            )
+            print(f"| {label} | {name} | {device['rounds']} | {starts} | {device['accuracy']:.1%} | {away} |")
 
 
 def main() -> None:

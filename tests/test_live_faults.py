@@ -18,12 +18,12 @@ from typing import Any
 
 import psutil
 import pytest
-from hosts import Hosts, lay_links, why_not
-from processes import KEPT, PATIENT, children, events
 
+from hosts import Hosts, lay_links, why_not
 from manyhands.job import Job
 from manyhands.report.device_folder import DeviceFolder
 from manyhands.run import gather, train
+from processes import KEPT, PATIENT, children, events
 
 NAMES = ("a", "b", "c")
 LIMIT_S = 300.0
@@ -80,7 +80,7 @@ def test_a_device_that_is_stopped_is_lost_and_taken_back(paced_job: Job, tmp_pat
             stopped[0].resume()  # the others have gone on without it
 
     # Should nobody ever lose it, the test is to fail and not to hang.
-    guard = threading.Timer(LIMIT_S, lambda: stopped[0].resume())
+    guard = threading.Timer(LIMIT_S, lambda: [process.resume() for process in stopped])
     try:
         result = train(paced_job, tmp_path / "run", watch, engine="live")
     finally:

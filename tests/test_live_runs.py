@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import KEPT, PATIENT, children, events
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -30,6 +29,8 @@ from manyhands.report.device_folder import DeviceFolder, merged_events
 from manyhands.run import gather, resume, train
 from manyhands.seeds import numpy_generator
 from manyhands.wire.session import free_endpoints
+from processes import KEPT, PATIENT, children, events
+
 
 def test_a_rehearsal_gives_the_networks_of_the_simulator(
     small_job: Callable[..., Job], tmp_path: Path

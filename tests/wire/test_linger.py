@@ -67,16 +67,17 @@ def test_zenoh_still_makes_links_that_wait(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_only_tcp_sockets_are_touched_and_stay_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = socket.socketpair()
-    with near, far, socket.create_server(("127.0.0.1", 0)) as server, (tmp_path / "file").open("w"):
-        with socket.create_connection(server.getsockname()) as link:
-            link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, TEN_S)
-            near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, TEN_S)
-            assert close_at_once() >= 1
-            assert not lingers(link)
-            assert lingers(near)
-            link.sendall(b"still here")
-            taken, _ = server.accept()
-            with taken:
-                assert taken.recv(10) == b"still here"
+    server = socket.create_server(("127.0.0.1", 0))
+    link = socket.create_connection(server.getsockname())
+    with near, far, server, link, (tmp_path / "file").open("w"):
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, TEN_S)
+        near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, TEN_S)
+        assert close_at_once() >= 1
+        assert not lingers(link)
+        assert lingers(near)
+        link.sendall(b"still here")
+        taken, _ = server.accept()
+        with taken:
+            assert taken.recv(10) == b"still here"
     monkeypatch.setattr(linger, "OPEN_FILES", str(tmp_path / "nowhere"))
     assert close_at_once() == 0

@@ -9,8 +9,9 @@ from lines import JOB, Line, run, spoke, until, weights
 
 from manyhands.hand import Message
 from manyhands.wire import topics
-from manyhands.wire.announcement import announce
+from manyhands.wire.announcement import Announcement, announce
 from manyhands.wire.body import make_body, name_of
+from manyhands.wire.post import ZenohPost
 from manyhands.wire.refusals import PATIENCE
 from manyhands.wire.shelf import ASK_WHO, GONE
 
@@ -80,6 +81,31 @@ def test_a_peer_that_was_started_again_is_told_as_such_and_heard() -> None:
         await until(lambda: len(a.messages) == 3)
         assert a.seen == [("b", 1), ("b", 2)]
         await second.post.close()
+        await a.post.close()
+
+    run(test)
+
+
+def test_an_announcement_that_was_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = ZenohPost._publish
+    tried: list[int] = []
+
+    def lose_the_first(post: ZenohPost, peer: str, announcement: Announcement) -> None:
+        tried.append(announcement.number)
+        if len(tried) > 1:
+            publish(post, peer, announcement)
+
+    monkeypatch.setattr(ZenohPost, "_publish", lose_the_first)
+    monkeypatch.setattr(ZenohPost, "_ask_head", lambda _post, _peer: None)  # would hear of it otherwise
+
+    async def test() -> None:
+        a = Line("a", "ab").open()
+        b = Line("b", "ab", [a.endpoint]).open()
+        await until(lambda: a.seen and b.seen)
+        await a.post.send("b", Message("stopped", 1))
+        await until(lambda: b.messages)
+        assert tried[:2] == [1, 1]
+        await b.post.close()
         await a.post.close()
 
     run(test)

@@ -287,12 +287,12 @@ async def _exchange(
         message = await hand.receive(*words.kinds, "lost", "joined", timeout_s=left_s)
         if message is None:
             break
-        if message.kind in words.kinds and words.take(hand, message, turn.step):
-            # One that was away and is behind may wait for this device's word, while this device waits for
-            # another that waits for the one that is behind.
-            if (late := message.sender) in hand.peers and late not in told:
-                told.add(late)
-                await hand.send(late, Message(kind, number, facts, place.shared_with(late, averaged)))
+        behind = message.kind in words.kinds and words.take(hand, message, turn.step)
+        if behind and (late := message.sender) in hand.peers and late not in told:
+            # One that was away may wait for this device's word, while this device waits for another that
+            # waits for the one that was away.
+            told.add(late)
+            await hand.send(late, Message(kind, number, facts, place.shared_with(late, averaged)))
         if message.kind not in words.kinds or words.has(message.sender, turn.step):
             # Said what was to be said; or lost, or back without what it was sent: not worth waiting for.
             missing.discard(message.sender)
