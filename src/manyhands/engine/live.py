@@ -240,11 +240,19 @@ class LiveDevice:
 
     # Events and works.
 
-    def emit(self, hand: str, event: str, facts: Mapping[str, Any], observe: Work | None = None) -> None:
-        """Writes an event; with an observation, as soon as that is made."""
+    def emit(
+        self,
+        hand: str,
+        event: str,
+        facts: Mapping[str, Any],
+        observe: Work | None = None,
+        at_s: float | None = None,
+    ) -> None:
+        """Writes an event of now, or of when it was; with an observation, as soon as that is made."""
         if self._left:  # who goes after it is none of its business
             return
-        record: Facts = {"seconds": self.clock.seconds, "device": hand, "event": event, **facts}
+        seconds = self.clock.seconds if at_s is None else at_s
+        record: Facts = {"seconds": seconds, "device": hand, "event": event, **facts}
         if observe is None:
             self._put_down(record)
         else:

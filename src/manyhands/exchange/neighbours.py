@@ -278,6 +278,7 @@ async def _exchange(
         facts = {**facts, "seen": turn.seen}
     for peer in there:
         await hand.send(peer, Message(kind, number, facts, place.shared_with(peer, averaged)))
+    told = set(there)
     awaited = [peer for peer in there if peer in turn.awaited]
     missing = {peer for peer in awaited if not words.has(peer, turn.step)}
     while True:
@@ -288,8 +289,12 @@ async def _exchange(
         message = await hand.receive(*words.kinds, "lost", "joined", timeout_s=left_s)
         if message is None:
             break
-        if message.kind in words.kinds:
-            words.take(hand, message, turn.step)
+        behind = message.kind in words.kinds and words.take(hand, message, turn.step)
+        if behind and (late := message.sender) in hand.peers and late not in told:
+            # One that was away may wait for this device's word, while this device waits for another that
+            # waits for the one that was away.
+            told.add(late)
+            await hand.send(late, Message(kind, number, facts, place.shared_with(late, averaged)))
         if message.kind not in words.kinds or words.has(message.sender, turn.step):
             # Said what was to be said; or lost, or back without what it was sent: not worth waiting for.
             missing.discard(message.sender)

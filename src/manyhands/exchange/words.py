@@ -50,20 +50,22 @@ class Words:
         said = self._said[peer]
         return said[min(said)]
 
-    def take(self, hand: Hand, message: Message, step: int) -> None:
-        """Puts a message away that came at a step, or says why not."""
+    def take(self, hand: Hand, message: Message, step: int) -> bool:
+        """Puts a message away that came at a step, or says why not; whether its sender is behind."""
         if self.belt is not None and message.kind in RING_KINDS:
             self.belt.take(hand, message, step // self._num_stages)
-            return
+            return False
         said, stage = self._said.get(message.sender), message.facts.get("stage", 0)
         if said is None or not self._exists(message.round, stage):
             reason = "no neighbour" if said is None else "there is no such round"
             hand.report("refused", peer=message.sender, round=message.round, reason=reason)
         elif (spoken := message.round * self._num_stages + stage) < step:
             hand.report("late", peer=message.sender, round=message.round)
+            return True
         else:
             said[spoken] = message
             self._tidy(said, step)
+        return False
 
     def forget(self, step: int) -> None:
         """Drops what is older than a step."""
