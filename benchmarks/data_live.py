@@ -102,8 +102,8 @@ def pinned() -> Any:
 def run(args: argparse.Namespace, name: str, rounds: int, split: dict[str, Any]) -> dict[str, Any]:
     job = make_job(args, name, rounds, split)
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as out, loaded(args.load), pinned():
-        result = train(job, Path(out) / "run", engine="live")
+    with tempfile.TemporaryDirectory() as folder, loaded(args.load), pinned():
+        result = train(job, (args.keep or Path(folder)) / f"{name}-{args.seed}", engine="live")
     points = sorted(
         (point["seconds"], device["name"], point["accuracy"])
         for device in result["devices"]
@@ -142,6 +142,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--evaluate-examples", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="leave the runs, with their traces, here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if os.cpu_count() == 1:
@@ -173,7 +174,7 @@ def main() -> None:
             )
     Console(width=120).print(table)
     if args.json:
-        args.json.write_text(json.dumps({"settings": vars(args) | {"json": str(args.json)}, "rows": rows}))
+        args.json.write_text(json.dumps({"settings": vars(args), "rows": rows}, default=str))
 
 
 if __name__ == "__main__":
