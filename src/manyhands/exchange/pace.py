@@ -136,11 +136,12 @@ class Pacing:
                 with_inheritance(announced, found), section.least_throughput, section.failure_threshold
             )
         portion = Portion(
-            balanced.ratios.get(hand.name, 1.0) if section.balance else 1.0,
+            section.epoch_part * (balanced.ratios.get(hand.name, 1.0) if section.balance else 1.0),
             tuple(name for name, heir in found.items() if heir == hand.name),
         )
         # One that does not balance is done when the slowest is.
-        self.epoch_s = balanced.epoch_s if section.balance else _slowest_s(announced, balanced)
+        whole_s = balanced.epoch_s if section.balance else _slowest_s(announced, balanced)
+        self.epoch_s = section.epoch_part * whole_s
         self._report(hand, number, portion, own, balanced, found)
         return portion
 

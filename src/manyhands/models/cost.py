@@ -146,15 +146,16 @@ def _flops(model: nn.Module, shape: Shape) -> tuple[int, int]:
         return dry_run(model, shape, 2, run)
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up the operations of everything that is called; torch's own counter would load its compiler.
 
     That takes seconds where a device is slow, and all others wait for it.
     """
 
     def __init__(self) -> None:
-        super().__init__()
-        own = {torch.ops.aten.convolution_backward: shape_wrapper(_convolution_backward_flops)}
+        super().__init__()  # type: ignore[no-untyped-call]
+        convolved = shape_wrapper(_convolution_backward_flops)  # type: ignore[no-untyped-call]
+        own = {torch.ops.aten.convolution_backward: convolved}
         self._formulas: dict[Any, Callable[..., int]] = flop_registry | own
         self.flops = 0
 

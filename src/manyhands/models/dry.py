@@ -47,6 +47,8 @@ def dry_run(model: nn.Module, shape: Shape, batch_size: int, use: Callable[[Call
 
 def _is_small(model: nn.Module, shape: Shape) -> bool:
     """A weight is used at most once for each pixel of the input, unless the network makes pictures larger."""
+    if any(p.is_meta for p in model.parameters()):
+        return False
     pixels = math.prod(shape[1:])
     return 2 * pixels * sum(p.numel() for p in model.parameters()) <= SMALL_FLOPS
 
