@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -45,6 +46,7 @@ class LiveSection(Section):
     listen: tuple[str, ...] = Field(default=("0.0.0.0:7447",), min_length=1)
     connect: tuple[str, ...] = ()
     multicast: bool = False
+    profile: Path | None = None
 
 
 @dataclass(frozen=True)

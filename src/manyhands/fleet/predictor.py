@@ -158,8 +158,8 @@ def _check_version(said: dict[str, Any]) -> None:
         raise ValueError(f"schema {said['schema']} is not {SCHEMA}")
 
 
-def read_predictor(path: Path) -> Predictor:
-    """A predictor that was kept.
+def read_predictor(path: Path, key: str = "predictor") -> Predictor:
+    """A predictor that was kept; `key` is what the user calls the file.
 
     Raises:
         JobError: The file is not there, or not one.
@@ -170,4 +170,4 @@ def read_predictor(path: Path) -> Predictor:
         return Predictor(float(said["t0_s"]), Regression(**said["regression"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         expected = f"is not a predictor ({error}); make one by 'manyhands profile --beside FILE'"
-        raise JobError("predictor", str(path), expected) from error
+        raise JobError(key, str(path), expected) from error
