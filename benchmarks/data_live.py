@@ -154,6 +154,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6, help="of GoSGD")
     parser.add_argument("--stretch", type=float, default=2.0)
     parser.add_argument("--order", help="of the split by data; the job's default if left out")
+    parser.add_argument("--epoch-part", type=float, default=1.0, help="of the data; epochs are as many more")
     parser.add_argument("--load", type=int, default=3, help="busy processes beside the slow device")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--evaluate-examples", type=int, default=1000)
@@ -167,8 +168,9 @@ def main() -> None:
     for repeat in range(args.repeats):
         args.seed += repeat > 0
         slow = run(args, "gosgd", args.epochs, {"by": "homogeneous"})
-        section = {"order": args.order} if args.order else {}
-        fast = run(args, "edgegossip", round(args.stretch * args.epochs), {"by": "data", "data": section})
+        section = {"epoch_part": args.epoch_part} | ({"order": args.order} if args.order else {})
+        rounds = round(args.stretch * args.epochs / args.epoch_part)
+        fast = run(args, "edgegossip", rounds, {"by": "data", "data": section})
         same = min(max(a for _, a in slow["curve"]), max(a for _, a in fast["curve"]))
         times = seconds_to(slow["curve"], same), seconds_to(fast["curve"], same)
         rows.append({"seed": args.seed, "gosgd": slow, "edgegossip": fast, "same": same, "times": times})

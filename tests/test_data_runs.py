@@ -193,16 +193,26 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize(("mode", "num_events"), [("neighbours", 90), ("epidemic", 70), ("push", 60)])
+@pytest.mark.parametrize(
+    ("mode", "num_events", "order"),
+    [
+        ("neighbours", 90, "turns"),
+        ("neighbours", 90, "recalled"),
+        ("epidemic", 70, "turns"),
+        ("push", 60, "turns"),
+    ],
+)
 def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(
     data_job: Callable[..., Job],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
     num_events: int,
+    order: str,
 ) -> None:
     job = data_job(
         exchange={"mode": mode},
+        split={"data": {"order": order}},
         run={"checkpoint_every_s": 1e-9},
         fault=[{"kind": "loss", "probability": 0.1}],
         contention=[{"kind": "bursty", "device": "fast", "on_s": 0.3, "off_s": 0.5, "level": 0.5}],

@@ -109,8 +109,9 @@ class LiveDevice:
         self._others_began = self._left = False
         self._news = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        # One thing after the other, as on a small device; what the experimenter measures is beside it.
-        self._cores, self._observers = Cores(1, threads), Cores(1, threads)
+        # One thing after the other, as on a small device; what the experimenter measures is beside it and
+        # gives way, so that it slows a device as little as can be.
+        self._cores, self._observers = Cores(1, threads), Cores(1, threads, beside=True)
         self.hands = dict[str, LiveHand]()
         for hand, place in places.items():
             self.hands[hand] = LiveHand(self, hand, place, done=hand in past.done)

@@ -36,9 +36,11 @@ from manyhands.learn.ranking import (
 )
 from manyhands.learn.supervised import LocalPhase, whole_batches
 from manyhands.learn.transfer import moved, settled_on
-from manyhands.learn.workspace import Architecture, Tensors, load, workspace
+from manyhands.learn.workspace import Architecture, Tensors, layout_in_memory, load, workspace
 from manyhands.replica import Blocks, Replica
 from manyhands.seeds import numpy_generator
+
+POINTS_AT_ONCE = 64
 
 __all__ = ["Gathered", "Plan", "SelectivePhase", "Share", "effects_of"]
 
@@ -272,7 +274,8 @@ class SelectivePhase:
         points = [self._on_device(share)[1] for share in shares]
         x, y = torch.cat([p.x for p in points]), torch.cat([p.y for p in points])
         index = torch.from_numpy(chosen).to(x.device)
-        return effects_of(self.architecture, start, Examples(x[index], y[index]), self.torch_device)
+        layout = layout_in_memory(self.plain.section.memory_format)
+        return effects_of(self.architecture, start, Examples(x[index], y[index]), self.torch_device, layout)
 
 
 class _Notes:
@@ -311,16 +314,24 @@ def _members(shares: Sequence[Share]) -> list[Indices]:
 
 
 def effects_of(
-    architecture: Architecture, weights: Tensors, points: Examples, torch_device: str = "cpu"
+    architecture: Architecture,
+    weights: Tensors,
+    points: Examples,
+    torch_device: str = "cpu",
+    memory_format: torch.memory_format = torch.channels_last,
 ) -> Numbers:
-    """Each point's loss under a network (algorithm 2, line 1)."""
-    module = workspace(architecture, torch_device, torch.contiguous_format).module
+    """Each point's loss under a network (algorithm 2, line 1).
+
+    Points go through in the layout that training has, and in batches whose maps stay in a processor's cache.
+    """
+    module = workspace(architecture, torch_device, memory_format).module
     load(module, weights)
     module.eval()
     losses = []
-    with torch.no_grad():
-        for first in range(0, len(points), 512):
-            x = as_input(moved(points.x[first : first + 512], torch_device), torch.contiguous_format)
-            y = moved(points.y[first : first + 512], torch_device)
+    size = POINTS_AT_ONCE if torch_device == "cpu" else 512
+    with torch.inference_mode():
+        for first in range(0, len(points), size):
+            x = as_input(moved(points.x[first : first + size], torch_device), memory_format)
+            y = moved(points.y[first : first + size], torch_device)
             losses.append(F.cross_entropy(module(x), y, reduction="none"))
     return torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)
