@@ -277,7 +277,8 @@ def test_what_an_epoch_left_out_comes_first_in_the_next(monkeypatch: pytest.Monk
 
 def test_training_leaves_the_loss_of_each_example_that_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
     trained = phase("recalled")
-    batches = seen(trained, monkeypatch, ratio=0.5)
+    with monkeypatch.context() as patch:
+        batches = seen(trained, patch, ratio=0.5)
     outcome = trained.part(fresh(), first_blocks(), 0, 0.5).run()
     notes = fresh().after(outcome).memory[-1]
     assert set(notes) == {"x/loss", "x/last"}

@@ -83,17 +83,16 @@ def balance(
     ranked = sorted((n for n in times_s if n not in failed), key=lambda n: times_s[n])  # line 14
     # One that holds next to nothing is done at once and would stop all the others.
     first_s = next((times_s[n] for n in ranked if times_s[n] > 0), 0.0)
-    ratios = {n: _ratio(announced[n], first_s, part) for n in ranked}  # lines 15 to 18
+    ratios = {  # lines 15 to 18
+        n: part if times_s[n] <= first_s else _ratio(announced[n], first_s, part) for n in ranked
+    }
     return Balance(ratios, first_s, tuple(failed), halted)
 
 
 def _ratio(said: Announced, epoch_s: float, part: float) -> float:
-    """What one goes through in this time; a little, if what it does besides leaves it none."""
-    if not said.num_examples:
-        return part
+    """What one that is not done first goes through; a little, if what it does besides leaves it no time."""
     least = LEAST * min(epoch_s / said.training_s, part)
-    ratio = max((epoch_s - said.fixed_s) / said.training_s, least)
-    return part if ratio > part * (1 - 1e-9) else ratio  # whoever is done first leaves out nothing
+    return min(max((epoch_s - said.fixed_s) / said.training_s, least), part)
 
 
 def heirs(
