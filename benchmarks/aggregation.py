@@ -76,9 +76,9 @@ def cost(data: str, model: str, batch_size: int, num_examples: int, repeats: int
             ("point", lambda: effects_of(architecture, start, loaded.train)),
             ("example", lambda: phase.trained(start, Replica(start), phase.batches(0))),
         ):
-            started = time.monotonic()
+            started = time.process_time()  # of one thread, so that other work counts as little as can be
             run()
-            times[what].append((time.monotonic() - started) / len(loaded.train))
+            times[what].append((time.process_time() - started) / len(loaded.train))
     counted = architecture.cost
     # The first of each warms up; the least of the others is the one that was disturbed least.
     return {
