@@ -39,7 +39,7 @@ FLOPS = {"xeon-18-core": 302e9, "workstation-titan-xp": 4.86e12, "workstation-rt
 # The catalogue's rates are those of large networks. Small ones reach a part of them, on every platform.
 EFFICIENCY = {"lenet5": 0.01, "alexnet": 1.0, "squeezenet": 0.1, "mobilenet_v2": 0.2}
 EPOCHS = {"lenet5": 10, "alexnet": 30, "squeezenet": 30, "mobilenet_v2": 30}
-ORDERS = ("random", "effect", "mixed", "turns", "sampled")
+ORDERS = ("random", "effect", "mixed", "turns", "sampled", "recalled")
 LAST = 3
 """Measurements of whose accuracy the mean is taken at the end of a run."""
 
@@ -204,6 +204,10 @@ def read_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--order", default="sampled", choices=ORDERS)
     parser.add_argument(
+        "--epoch-part", type=float, default=1.0, help="of the fastest one's data; epochs are as many more"
+    )
+    parser.add_argument("--orders", help="for --ablation: these, with commas")
+    parser.add_argument(
         "--aggregation", default="svd_kmeans", choices=["svd_kmeans", "isvd_lsh", "hash_kmeans"]
     )
     parser.add_argument("--ratio", type=int, default=10, help="pictures to an aggregated point")
@@ -238,15 +242,17 @@ def main() -> None:
     args = read_arguments()
     console = Console(width=140)
     baseline = run(args, "gosgd", args.epochs, {"by": "homogeneous"})
-    rounds = max(round(args.stretch * args.epochs), 1)
+    rounds = max(round(args.stretch * args.epochs / args.epoch_part), 1)
     runs = []
-    for order in ORDERS if args.ablation else (args.order,):
+    orders = args.orders.split(",") if args.orders else ORDERS
+    for order in orders if args.ablation else (args.order,):
         section = {
             "order": order,
             "aggregation": args.aggregation,
             "aggregation_ratio": args.ratio,
             "renew": args.renew,
             "weigh": args.weigh,
+            "epoch_part": args.epoch_part,
         }
         done = run(args, order if args.ablation else "edgegossip", rounds, {"by": "data", "data": section})
         done["compared"] = compared(baseline, done)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -45,6 +46,7 @@ class LiveSection(Section):
     listen: tuple[str, ...] = Field(default=("0.0.0.0:7447",), min_length=1)
     connect: tuple[str, ...] = ()
     multicast: bool = False
+    profile: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class LiveDevice:
         self._others_began = self._left = False
         self._news = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        # One thing after the other, as on a small device; what the experimenter measures is beside it.
-        self._cores, self._observers = Cores(1, threads), Cores(1, threads)
+        # One thing after the other, as on a small device; what the experimenter measures is beside it and
+        # gives way, so that it slows a device as little as can be.
+        self._cores, self._observers = Cores(1, threads), Cores(1, threads, beside=True)
         self.hands = dict[str, LiveHand]()
         for hand, place in places.items():
             self.hands[hand] = LiveHand(self, hand, place, done=hand in past.done)

@@ -157,12 +157,14 @@ async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourh
     words = Words(known, place.section.rounds, place.repetitions, place.ring)
     pacing = None if place.pace is None else Pacing(place.pace)
     while standing.round < place.section.rounds:
-        began_s = hand.seconds
+        began_s, words.waited_s = hand.seconds, 0.0
         if not standing.trained:
             standing = await _train(hand, member, standing, pacing)
         wait_s = place.wait_s if pacing is None else pacing.wait_s
         standing = await _average(hand, place.at(standing.round), standing, words, wait_s)
         _report_round(hand, member, place, standing)
+        if pacing is not None:
+            pacing.round_took(hand.seconds - began_s, words.waited_s)
         if len(hand.peers) < len(place.peers):
             # Some are gone. A fast device that did not wait for them would be many rounds ahead when they are
             # back, and they would skip theirs to catch up.
@@ -258,7 +260,10 @@ async def _go_round(
     if place.ring is None or words.belt is None:
         return {}
     shared = {block: standing.blocks[block] for block in place.consensus_blocks}
-    return await all_reduce(hand, place.ring, words.belt, shared, standing.round, wait_s)
+    began_s = hand.seconds
+    agreed = await all_reduce(hand, place.ring, words.belt, shared, standing.round, wait_s)
+    words.waited_s += hand.seconds - began_s
+    return agreed
 
 
 async def _exchange(
@@ -286,7 +291,9 @@ async def _exchange(
             missing.clear()
         # When nobody is missing, what is in the mailbox is still read: it may say that others are far ahead.
         left_s = max(turn.deadline_s - hand.seconds, 0.0) if missing else 0.0
+        began_s = hand.seconds
         message = await hand.receive(*words.kinds, "lost", "joined", timeout_s=left_s)
+        words.waited_s += hand.seconds - began_s
         if message is None:
             break
         behind = message.kind in words.kinds and words.take(hand, message, turn.step)

@@ -21,6 +21,7 @@ class Words:
     Attributes:
         belt: What came along the ring, if there is one.
         kinds: The messages that it takes.
+        waited_s: How long the device has waited for them in this round.
     """
 
     def __init__(
@@ -28,6 +29,7 @@ class Words:
     ) -> None:
         self.belt = None if ring is None else Belt(ring, num_rounds)
         self.kinds = ("blocks", "consensus", *(RING_KINDS if ring else ()))
+        self.waited_s = 0.0
         self._num_rounds, self._num_stages = num_rounds, num_stages
         self._said: dict[str, dict[int, Message]] = {peer: {} for peer in neighbours}
 
