@@ -109,7 +109,7 @@ def gather_crew(
     folder = RunFolder(out)
     folder.begin(job.to_toml())
     (group,) = make_fleet(job.fleet, seed=job.seed, tiled=True).names
-    events = told_once((event for device in found for event in device.events()), group)
+    events = told_once((device.events() for device in found), group)
     write_atomically(folder.trace, b"".join(to_json(event) + b"\n" for event in events))
     for device in found:
         for network in device.models.glob("*.safetensors"):
@@ -118,15 +118,26 @@ def gather_crew(
     return conclude(job, material, Library(job, material, progress), folder)
 
 
-def told_once(events: Iterable[Facts], group: str) -> list[Facts]:
-    """What several devices have written down, each event of their group once, in order of time."""
-    kept: list[Facts] = []
+def told_once(traces: Iterable[Iterable[Facts]], group: str) -> list[Facts]:
+    """What several devices have written down, each event of their group once, in order of time.
+
+    Who has seen most tells; others only add the rounds and steps that it was not there for.
+    """
+    own, kept = [], []
+    theirs: list[list[Facts]] = []
+    for trace in traces:
+        events = list(trace)
+        own += [event for event in events if event["device"] != group]
+        theirs.append([event for event in events if event["device"] == group])
     known: set[tuple[Any, ...]] = set()
-    for event in sorted(events, key=lambda event: float(event["seconds"])):
-        # The same thing by these words; figures each device has measured by itself.
-        what = tuple(event.get(key) for key in ("event", "formation", "round", "step", "peer"))
-        if event["device"] != group or what not in known:
-            kept.append(event)
-        if event["device"] == group:
-            known.add(what)
-    return kept
+    for events in sorted(theirs, key=len, reverse=True):
+        news = [event for event in events if _what(event) not in known]
+        if any(event["event"] in ("step", "round", "finished") for event in news):
+            kept += news
+            known |= {_what(event) for event in news}
+    return sorted(own + kept, key=lambda event: float(event["seconds"]))
+
+
+def _what(event: Facts) -> tuple[Any, ...]:
+    """The same for all who tell of the same thing; figures each has measured by itself."""
+    return tuple(event.get(key) for key in ("event", "formation", "round", "step", "peer"))

@@ -43,6 +43,7 @@ EXPECTED: Expected = replace(expect({}, MAX_NUMBER), kinds=frozenset({HELLO, CAL
 
 TICK_S = 0.5
 GREET_EVERY_S = 2.0
+HEAR_S = 1.0
 LEAVE_S = 5.0
 UNREACHED = "cannot reach"
 MAX_FUTILE = 5
@@ -212,6 +213,7 @@ class Mate:
             await asyncio.wrap_future(self._work)
         except (Broken, Over) as error:
             cause = str(error)
+            await self._hear_who()
         self._note_absent(call, cause)
         self._call = self._meeting = None
         if self._is_done() and not self._muster.done:
@@ -220,6 +222,12 @@ class Mate:
         await self._greet_all()
         if cause:
             self._judge(cause, progress=self._position.num_steps > steps_before)
+
+    async def _hear_who(self) -> None:
+        """Gives the wire a moment to say who is gone: a connection's end is often known before."""
+        until_s = wall_seconds() + HEAR_S
+        while not self._lost and wall_seconds() < until_s:
+            await asyncio.sleep(TICK_S / 10)
 
     def _judge(self, cause: str, *, progress: bool) -> None:
         """Says why a group broke, and whether there is a point in another."""

@@ -312,7 +312,7 @@ def _reached() -> Iterator[None]:
 def _first_line(error: BaseException) -> str:
     """What an error says, without the place in Gloo's source and its advice to programmers."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"\[/\S+\] |\. This is typically .*", "", said)[:200]
+    return re.sub(r"\[/\S+\] |\. (This is typically|Connection was likely) .*", "", said)[:200]
 
 
 def _cut(connections: set[Connection]) -> None:
