@@ -1,30 +1,24 @@
 """One device of a tile group on a host of its own: finds the others, trains with them, and forms anew.
 
 The wire carries only who is there, how each stands, and calls (`crew.muster`). The training itself is the
-crew's (`crew.member`), in a thread of its own, over connections of ``torch.distributed``. Each formation has
-a store of its own, which the device that called serves; when the wire says that a device is gone, the step
-ends.
+crew's (`crew.member`), in a thread of its own (`crew.formation`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 import sys
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import TCPStore  # torch.distributed has them, but not for type checkers
 
-from manyhands.crew.address import interface_of, own_address
+from manyhands.crew.formation import Formation, Place, Unreached
 from manyhands.crew.log import Log
-from manyhands.crew.meeting import Broken, Meeting, Over
-from manyhands.crew.member import Duty, finish, train
+from manyhands.crew.meeting import Broken, Over
+from manyhands.crew.member import Duty, finish
 from manyhands.crew.muster import MAX_NUMBER, Call, Muster, read_call
 from manyhands.crew.state import write_checkpoint
 from manyhands.engine.clock import wall_seconds
@@ -35,7 +29,7 @@ from manyhands.hand import Facts, Message
 from manyhands.wire.expected import Expected, expect
 from manyhands.wire.post import ZenohPost
 
-__all__ = ["CALL", "EXPECTED", "Mate"]
+__all__ = ["EXPECTED", "Mate"]
 
 CALL = "call"
 EXPECTED: Expected = replace(expect({}, MAX_NUMBER), kinds=frozenset({HELLO, CALL}))
@@ -45,7 +39,6 @@ TICK_S = 0.5
 GREET_EVERY_S = 2.0
 HEAR_S = 1.0
 LEAVE_S = 5.0
-UNREACHED = "cannot reach"
 MAX_FUTILE = 5
 """How often a group may break at the same step although all its devices are there."""
 
@@ -79,8 +72,8 @@ class Mate:
         self._muster, self._post, self._log = muster, post, log
         self._section, self._past = section, past
         self._finished, self._diagnose = finished, diagnose
-        self._interface = os.environ.get("GLOO_SOCKET_IFNAME", "")
         self._name, self._position = duty.name, duty.learner.position
+        self._place = Place(post)
         self._latest: Facts = {}
         self._news = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -89,13 +82,8 @@ class Mate:
         )
         self._work: Future[None] | None = None
         self._incarnations: dict[str, int] = {}
-        self._call: Call | None = None
-        self._socket: socket.socket | None = None
-        self._store: TCPStore | None = None  # kept until the next: others may still look at it
-        self._meeting: Meeting | None = None
-        self._roster: tuple[str, ...] = ()
+        self._formation: Formation | None = None
         self._before: tuple[str, ...] = muster.ranked if past.incarnation == 1 else ()
-        self._lost: set[str] = set()
         self._num_futile = 0
         self._hindrance = ""
 
@@ -117,7 +105,6 @@ class Mate:
         )
         try:
             while await self._called():
-                diagnosing.cancel()
                 await self._take_part()
         except asyncio.CancelledError:
             await self._leave()
@@ -136,7 +123,7 @@ class Mate:
         began_s = alone_since_s = greeted_s = wall_seconds()
         if self._muster.missing and not self._muster.number:
             self._log.emit(self._name, "gathering", {"missing": list(self._muster.missing)})
-        while self._call is None:
+        while not self._muster.busy:
             now_s = wall_seconds()
             if roster := self._muster.whom_to_call(now_s, waited=now_s - began_s >= self._section.wait_s):
                 if self._fits(roster):
@@ -144,11 +131,9 @@ class Mate:
                     break
             elif self._muster.done:
                 unfinished = self._muster.unfinished
-                if not unfinished:
-                    return False
                 if set(unfinished) & set(self._muster.here):
                     alone_since_s = now_s
-                elif now_s - alone_since_s >= self._section.linger_s:
+                elif not unfinished or now_s - alone_since_s >= self._section.linger_s:
                     return False
             if now_s - greeted_s >= GREET_EVERY_S:
                 await self._greet_all()
@@ -175,11 +160,11 @@ class Mate:
     async def _leave(self) -> None:
         """Goes politely: with what it has on disk."""
         self._log.emit(self._name, "left", {})
-        if self._meeting is not None:
-            self._meeting.break_off()
+        if self._formation is not None:
+            self._formation.break_off()
         until_s = wall_seconds() + LEAVE_S
         while self._work is not None and not self._work.done() and wall_seconds() < until_s:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(TICK_S / 10)
         if self._work is None or self._work.done():
             write_checkpoint(self._duty.folder.checkpoint, self._duty.job.hash, self._duty.learner)
 
@@ -187,117 +172,68 @@ class Mate:
 
     async def _summon(self, roster: tuple[str, ...]) -> None:
         """Calls others to a store that is served here."""
-        host = self._address()
-        try:
-            self._socket = socket.create_server((host, 0), family=_family(host), backlog=128)
-        except OSError as error:
-            raise RunError(f"{self._name}: cannot serve the group at {host}: {error.strerror}") from error
-        call = Call(self._muster.next_number(), roster, host, self._socket.getsockname()[1])
-        self._answer(call)
+        served = self._place.listen()
+        host, port = served.getsockname()[:2]
+        call = Call(self._muster.next_number(), roster, host, port)
+        self._begin(Formation(call, self._duty, self._log, self._place, served))
         for peer in roster[1:]:
             await self._post.send(peer, Message(CALL, call.number, call.facts))
 
-    def _answer(self, call: Call) -> None:
-        self._call, self._lost, self._roster = call, set(), ()
-        self._muster.busy, self._muster.number = True, call.number
+    def _begin(self, formation: Formation) -> None:
+        self._formation = formation
+        self._muster.busy, self._muster.number = True, formation.call.number
         self._spawn(self._greet_all())
         self._news.set()
 
     async def _take_part(self) -> None:
         """Forms the group that was called for and trains in it until that ends."""
-        call, steps_before = self._call, self._position.num_steps
-        assert call is not None
-        cause = ""
-        self._work = self._executor.submit(self._train, call)
+        formation, steps_before = self._formation, self._position.num_steps
+        assert formation is not None
+        error: RunError | None = None
+        self._work = self._executor.submit(formation.run, self._before)
         try:
             await asyncio.wrap_future(self._work)
-        except (Broken, Over) as error:
-            cause = str(error)
-            await self._hear_who()
-        self._note_absent(call, cause)
-        self._call = self._meeting = None
+        except (Broken, Over) as broken:
+            error = broken
+            await self._hear_who(formation)
+        self._note_absent(formation, error)
         if self._is_done() and not self._muster.done:
             await asyncio.wrap_future(self._executor.submit(self._finish))
         self._muster.busy, self._muster.done = False, self._is_done()
         await self._greet_all()
-        if cause:
-            self._judge(cause, progress=self._position.num_steps > steps_before)
+        if error is not None:
+            self._judge(formation, str(error), progress=self._position.num_steps > steps_before)
 
-    async def _hear_who(self) -> None:
+    async def _hear_who(self, formation: Formation) -> None:
         """Gives the wire a moment to say who is gone: a connection's end is often known before."""
         until_s = wall_seconds() + HEAR_S
-        while not self._lost and wall_seconds() < until_s:
+        while not formation.lost and wall_seconds() < until_s:
             await asyncio.sleep(TICK_S / 10)
 
-    def _judge(self, cause: str, *, progress: bool) -> None:
+    def _judge(self, formation: Formation, cause: str, *, progress: bool) -> None:
         """Says why a group broke, and whether there is a point in another."""
-        gone = ", ".join(sorted(self._lost))
-        why = f"{gone} {'are' if len(self._lost) > 1 else 'is'} gone" if gone else cause
+        gone = ", ".join(sorted(formation.lost))
+        why = f"{gone} {'are' if len(formation.lost) > 1 else 'is'} gone" if gone else cause
         _say(f"{self._name}: step {self._position.num_steps + 1} was broken off: {why}")
         self._num_futile = 0 if progress or gone else self._num_futile + 1
         if self._num_futile >= MAX_FUTILE:
             raise RunError(f"{self._name}: {cause}; {MAX_FUTILE} groups in a row have ended so")
 
-    def _note_absent(self, call: Call, cause: str) -> None:
+    def _note_absent(self, formation: Formation, error: RunError | None) -> None:
         """Leaves out for a while those who were called in vain, or whose call led nowhere."""
-        now_s, caller = wall_seconds(), call.roster[0]
+        caller = formation.call.roster[0]
+        reasons: dict[str, str] = {}
         if caller == self._name:
-            absent = set(call.roster) - set(self._roster) - self._lost if self._roster else set[str]()
-        else:
-            absent = {caller} if cause.startswith(UNREACHED) and caller not in self._lost else set[str]()
-        for peer in absent:
-            self._muster.rest(peer, now_s)
-            reason = f"{peer} does not come over torch.distributed"
-            self._log.emit(self._name, "unreachable", {"reason": cause if peer == caller else reason})
-
-    def _train(self, call: Call) -> None:
-        """All that a formation does; in a thread of its own.
-
-        Raises:
-            Broken: A device is gone.
-            Over: The store is, or cannot be reached.
-        """
-        self._store = store = self._meeting_point(call)
-        patience_s = self._duty.job.split.tiling.patience_s
-        meeting = self._meeting = Meeting(store, self._name, call.roster, patience_s, self._wire_ports)
-        for peer in list(self._lost):  # while the store was being reached
-            self._lose(peer)
-        try:
-            here = self._roster = meeting.gather(call.number, call.roster)
-            with meeting.group(call.number, here) as group:
-                train(self._duty, self._log, here, self._before or here, group, call.number)
-                meeting.part(call.number, here)
-        finally:
-            meeting.close()
-
-    def _meeting_point(self, call: Call) -> TCPStore:
-        if (interface := interface_of(self._address())) is not None:
-            os.environ["GLOO_SOCKET_IFNAME"] = interface
-        serves, descriptor = call.roster[0] == self._name, None
-        if serves and self._socket is not None:
-            descriptor = self._socket.detach()
-        try:
-            return TCPStore(
-                call.host,
-                call.port,
-                is_master=serves,
-                timeout=timedelta(seconds=self._duty.job.split.tiling.patience_s),
-                wait_for_workers=False,
-                master_listen_fd=descriptor,
-            )
-        except RuntimeError as error:
-            reason = str(error).strip().splitlines()[0][:200]
-            raise Over(f"{UNREACHED} {call.roster[0]} at {call.host}:{call.port}: {reason}") from error
-
-    def _address(self) -> str:
-        linked = [host for host, *_ in self._post.links()]
-        return own_address(self._post.wiring.listen, linked, self._interface)
-
-    def _wire_ports(self) -> set[tuple[int, int]]:
-        return {(here, there) for _, here, there in self._post.links()}
+            reasons = {peer: f"{peer} did not come to the group's store" for peer in formation.absent()}
+        elif isinstance(error, Unreached) and caller not in formation.lost:
+            reasons = {caller: str(error)}
+        for peer, reason in reasons.items():
+            self._muster.rest(peer, wall_seconds())
+            self._log.emit(self._name, "unreachable", {"reason": reason})
 
     def _regroups(self) -> bool:
-        return self._muster.waits_for(self._roster, wall_seconds())
+        assert self._formation is not None
+        return self._muster.waits_for(self._formation.roster, wall_seconds())
 
     def _finish(self) -> None:
         """Leaves the network behind, once."""
@@ -310,9 +246,9 @@ class Mate:
     def _presence(self, peer: str, incarnation: int | None) -> None:
         if self._incarnations.get(peer) == incarnation:
             return
-        if self._call is not None and peer in self._call.roster and peer in self._incarnations:
-            self._lost.add(peer)
-            self._lose(peer)
+        formation = self._formation if self._muster.busy and peer in self._incarnations else None
+        if formation is not None and peer in formation.call.roster:
+            formation.lose(peer)
         if incarnation is None:
             del self._incarnations[peer]
         else:
@@ -320,14 +256,6 @@ class Mate:
             self._spawn(self._greet(peer))
         self._muster.presence(peer, incarnation is not None)
         self._news.set()
-
-    def _lose(self, peer: str) -> None:
-        """Has the group end its step, because one of it is gone."""
-        if self._meeting is None or self._call is None:
-            return
-        self._meeting.lose(peer)
-        if peer == self._call.roster[0]:  # and with it the store: nothing of this meeting is left
-            self._meeting.break_off()
 
     def _deliver(self, message: Message) -> None:
         try:
@@ -339,7 +267,7 @@ class Mate:
             elif message.kind == CALL:
                 call = read_call(message.facts, message.sender, self._muster.ranked)
                 if self._muster.takes(call):
-                    self._answer(call)
+                    self._begin(Formation(call, self._duty, self._log, self._place))
         except MessageDamaged as error:
             self._post.refusals.add(message.sender, str(error))
         self._news.set()
@@ -368,14 +296,13 @@ class Mate:
         """Takes note of an event of its own trace."""
         if event["event"] == "formed":
             self._before = tuple(event["peers"])
-        elif event["event"] in ("round", "evaluated"):
+        elif event["event"] == "evaluated":
             self._latest |= {key: event[key] for key in ("accuracy", "score") if key in event}
 
     def _status(self) -> Facts:
         return {
             **self._latest,
             "round": self._position.closed,
-            "step": self._position.num_steps,
             "seconds": self._log.seconds,
             "begun": self._muster.number > 0,
             "done": self._muster.done,
@@ -383,12 +310,7 @@ class Mate:
             "here": list(self._muster.here),
             "lost": list(self._muster.lost),
             "hands": [self._duty.group],
-            "together": list(self._roster),
         }
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(host, 0)[0][0]
 
 
 def _say(text: str) -> None:

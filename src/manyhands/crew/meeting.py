@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (  # torch.distributed has them, but not 
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import RunError
 
-__all__ = ["Broken", "Meeting", "Over", "say_gone"]
+__all__ = ["Broken", "Meeting", "Over", "connections", "say_gone"]
 
 PAUSE_S = 0.05
 # Connections are watched by heartbeats. This limit only ends what they cannot see.
@@ -39,7 +39,7 @@ START_S = 300.0
 DONE, LEFT = "done", "left"
 
 Connection = tuple[int, int, int]
-"""A descriptor, and the ports of both ends: a descriptor alone may soon be another's."""
+"""A descriptor, and the ports of both ends, if it has any: a descriptor alone may soon be another's."""
 
 
 class Broken(RunError):
@@ -48,6 +48,13 @@ class Broken(RunError):
 
 class Over(RunError):
     """This device has no place at the meeting any more: the store is gone, or the others went on."""
+
+
+def connections() -> set[Connection]:
+    """This process's connected sockets: TCP, and the Unix ones to others on this machine."""
+    process = psutil.Process()
+    tcp = {(c.fd, c.laddr.port, c.raddr.port) for c in process.net_connections("tcp") if c.raddr}
+    return {one for one in tcp | {(c.fd, 0, 0) for c in process.net_connections("unix")} if one[0] >= 0}
 
 
 def say_gone(store: Store, name: str) -> None:
@@ -63,7 +70,8 @@ class Meeting:
         name: This device.
         everyone: All devices of the job's group, in its order.
         patience_s: How long a device may be silent.
-        spared: The ports of both ends of connections that are not the group's and are never cut.
+        before: The connections that there were before the store's (`connections`).
+        spared: The ports of both ends of those that others open in the meantime; they are never cut.
     """
 
     def __init__(
@@ -72,10 +80,11 @@ class Meeting:
         name: str,
         everyone: Sequence[str],
         patience_s: float,
+        before: Collection[Connection] = (),
         spared: Callable[[], Collection[tuple[int, int]]] = tuple,
     ) -> None:
         self._name, self._everyone, self._patience_s = name, tuple(everyone), patience_s
-        self._spared = spared
+        self._at_first, self._spared = set(before), spared
         self._store = store
         # A client serves one call at a time, and a heartbeat must not wait for another's call to return.
         self._pulse_store: TCPStore = store.clone()  # type: ignore[attr-defined]  # missing in the stubs
@@ -104,7 +113,7 @@ class Meeting:
 
     def break_off(self) -> None:
         """Ends whatever this device waits for, at the store as well; called from any thread."""
-        _cut(self._connections())
+        _cut(self._connections() - self._at_first)
 
     # Who is there.
 
@@ -270,11 +279,8 @@ class Meeting:
         return {name for name, missed in self._missed.items() if missed * self._pause_s >= self._patience_s}
 
     def _connections(self) -> set[Connection]:
-        """This process's connected TCP sockets, but for those of others."""
         spared = set(self._spared())
-        found = psutil.Process().net_connections("tcp")
-        here = {(c.fd, c.laddr.port, c.raddr.port) for c in found if c.raddr and c.fd >= 0}
-        return {one for one in here if one[1:] not in spared}
+        return {one for one in connections() if one[1:] not in spared}
 
     # The store.
 
@@ -315,12 +321,12 @@ def _first_line(error: BaseException) -> str:
     return re.sub(r"\[/\S+\] |\. (This is typically|Connection was likely) .*", "", said)[:200]
 
 
-def _cut(connections: set[Connection]) -> None:
+def _cut(those: set[Connection]) -> None:
     """Ends connections, so that who waits for a word over one of them gets an error.
 
     Gloo has no other way to give up an operation before its timeout: its `abort` leaves one that has begun.
     """
-    for descriptor, *_ in connections:
+    for descriptor, *_ in those:
         try:
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)
