@@ -55,7 +55,7 @@ def check_live(job: Job) -> None:
     if job.split.by == "space":
         raise JobError("split.by", "space", "a tile group is trained by 'manyhands train' or 'join'")
     if job.fleet.has_groups:
-        expected = 'in an exchange with others is only simulated; leave it out, or train the group by "space"'
+        expected = 'a tile group among others is only simulated; leave group out, or take by = "space"'
         raise JobError("fleet.device.group", None, expected)
     if job.fault:
         raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
