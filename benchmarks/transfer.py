@@ -2,7 +2,7 @@
 
     python benchmarks/transfer.py                      # on loopback, 6.5 MB and 250 MB
     sudo python benchmarks/transfer.py --rate 1gbit    # over a shaped link between two network namespaces
-    python benchmarks/transfer.py --megabytes 6.5 --peers
+    python benchmarks/transfer.py --megabytes 6.5 --peers --envs /tmp/peers
 
 Contestants take turns, so that whatever else the machine does meets all of them. A time is from the moment
 when the sender is given tensors to the moment when the receiver has them; both ends read the same monotonic
@@ -15,7 +15,13 @@ clock.
 | `manyhands` | `ZenohPost.send` to delivery: announced, pulled in parts, bytes and numbers checked |
 | `manyhands-tls` | the same over mutual TLS with access control |
 | `manyhands-round` | tensors there and back, as in a round with one device |
-| `flwr`, `p2pfl` | with `--peers`: a round of theirs that trains nothing, where `.envs` has them |
+| `flwr`, `p2pfl` | with `--peers`: a round of theirs that trains nothing |
+
+The peers' environments are made by hand, with Python 3.11, in the folder that `--envs` names:
+
+    python -m venv flwr && flwr/bin/pip install flwr==1.41.0 numpy
+    python -m venv p2pfl
+    p2pfl/bin/pip install 'p2pfl[dp]==0.4.4' torch==2.13.0 'pyarrow<21' 'numpy<2' 'huggingface_hub<0.26'
 """
 
 from __future__ import annotations
@@ -48,10 +54,7 @@ from manyhands.wire.post import ZenohPost
 from manyhands.wire.session import Wiring, free_endpoints
 
 CONTESTANTS = ("tcp", "tcp-sha256", "manyhands", "manyhands-tls", "manyhands-round")
-PEERS = {  # environments of their own, under .envs, made by hand
-    "flwr": "flwr==1.41.0 numpy",
-    "p2pfl": "'p2pfl[dp]==0.4.4' torch==2.13.0 'pyarrow<21' 'numpy<2' 'huggingface_hub<0.26'",
-}
+PEERS = ("flwr", "p2pfl")
 HERE = Path(__file__).resolve().parent
 HOSTS = ("10.77.0.1", "10.77.0.2")
 STEP = 1 << 20
@@ -194,13 +197,12 @@ def one_run(contestant: str, megabytes: float, repeats: int, keys: Path, rate: s
     return [json.loads(end) - json.loads(begin) for begin, end in zip(*said, strict=True)]
 
 
-def peer_rounds(name: str, megabytes: float, repeats: int) -> list[float]:
+def peer_rounds(name: str, megabytes: float, repeats: int, envs: Path) -> list[float]:
     """Seconds of each round of a peer; none, with a word why, where it cannot be had."""
-    python = HERE / ".envs" / name / "bin" / "python"
+    python = (envs / name / "bin" / "python").absolute()
     if not python.is_file():
-        Console().print(
-            f"{name}: no {python.parents[1]}; make it with pip install {PEERS[name]}", soft_wrap=True
-        )
+        why = f"{name}: there is no {python}; the head of {Path(__file__).name} says how to make it"
+        Console().print(why, soft_wrap=True, markup=False)
         return []
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rounds.json"
@@ -210,7 +212,8 @@ def peer_rounds(name: str, megabytes: float, repeats: int) -> list[float]:
         try:
             subprocess.run(command, env=variables, timeout=300, check=True, capture_output=True, cwd=folder)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            Console().print(f"{name}: {error}", soft_wrap=True)
+            said = (error.stderr or b"").decode(errors="replace").strip().splitlines()[-1:]
+            Console().print(f"{name}: {error}: {' '.join(said)}", soft_wrap=True, markup=False)
             return []
         return [float(seconds) for seconds in json.loads(out.read_text())][1:]
 
@@ -243,6 +246,7 @@ def main() -> None:
     parser.add_argument("--rate", help="shape the link, as tc writes it: 1gbit, 100mbit")
     parser.add_argument("--only", default=",".join(CONTESTANTS))
     parser.add_argument("--peers", action="store_true", help="also a round of Flower and of p2pfl")
+    parser.add_argument("--envs", type=Path, default=HERE / ".envs", help="where their environments are")
     parser.add_argument("--memory", action="store_true", help="only how much memory each side takes")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--role", choices=["sender", "receiver"], help=argparse.SUPPRESS)
@@ -266,15 +270,16 @@ def main() -> None:
         if options.rate:
             held.enter_context(shaped_link(options.rate))
         for megabytes in options.megabytes:
-            times = found.setdefault(f"{megabytes:g}", {name: [] for name in options.only.split(",")})
+            peers = PEERS if options.peers else ()
+            times = {name: list[float]() for name in (*options.only.split(","), *peers)}
             for _ in range(options.turns):
                 for name in times:
                     # The first of each run meets cold caches and is left out.
-                    times[name] += one_run(name, megabytes, options.repeats + 1, keys, options.rate)[1:]
-        for megabytes in options.megabytes if options.peers else ():
-            for name in PEERS:
-                if seconds := peer_rounds(name, megabytes, options.repeats):
-                    found[f"{megabytes:g}"][name] = seconds
+                    if name in PEERS:
+                        times[name] += peer_rounds(name, megabytes, options.repeats, options.envs)
+                    else:
+                        times[name] += one_run(name, megabytes, options.repeats + 1, keys, options.rate)[1:]
+            found[f"{megabytes:g}"] = {name: seconds for name, seconds in times.items() if seconds}
     show(found, options.rate)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

@@ -6,10 +6,14 @@ Exit status 0: done; 1: the run failed; 2: the job or the command line is wrong,
 from __future__ import annotations
 
 import json
+import os
 import sys
 import webbrowser
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+
+# Read when torch is loaded: a lost connection is ours to tell of, in a line and without its C++ frames.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 import torch
 import typer

@@ -13,13 +13,16 @@ from rich.markup import escape
 from rich.table import Table
 
 from manyhands.cli_common import JsonOption, QuietOption, SetOption, make_console
+from manyhands.concluding import gather_crew
 from manyhands.display import result_table
 from manyhands.errors import RunError, Stopped
 from manyhands.hand import Facts
 from manyhands.job import load_job
 from manyhands.joining import Line, join
+from manyhands.mustering import join_crew
 from manyhands.report.units import seconds_text
 from manyhands.run import gather as run_gather
+from manyhands.run import left_behind
 from manyhands.wire.diagnosis import why_unreachable
 from manyhands.wire.status import ask_status
 
@@ -60,9 +63,9 @@ def join_job(
     folder = out or Path("runs") / wanted.name / "devices" / name
     console = make_console(quiet)
     line = Line(tuple(listen or ()), tuple(connect or ()), keys)
-    finished = join(
-        wanted, name, folder, line, tethered=tethered, watch=_Lines(console, wanted.exchange.rounds)
-    )
+    take_part = join_crew if wanted.split.by == "space" else join
+    watch = _Lines(console, wanted.exchange.rounds)
+    finished = take_part(wanted, name, folder, line, tethered=tethered, watch=watch)
     if not finished:
         # Whatever still computes in another thread is of no use to anybody.
         typer.echo(f"manyhands: {name} has left; the same command goes on with it", err=True)
@@ -114,7 +117,8 @@ def gather(
     as_json: JsonOption = False,
 ) -> None:
     """Make one run, with result and report, of the folders that devices have left."""
-    result = run_gather(folder, data)
+    job, _ = left_behind(folder)
+    result = (gather_crew if job.split.by == "space" else run_gather)(folder, data)
     if as_json:
         typer.echo(json.dumps(result))
     else:
@@ -151,6 +155,7 @@ def _told(event: Facts, num_rounds: int) -> str:
         "peer_back": f"{peer} is back",
         "peer_lost": f"{peer} is gone",
         "restarted": "started again, goes on where it was",
+        "formed": f"computes with {', '.join(event.get('peers', ()))} from step {event.get('step')}",
         "finished": "finished",
         "unreachable": str(event.get("reason")),
         "refused": f"refused what {peer} sent: {event.get('reason')}",

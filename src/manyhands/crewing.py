@@ -14,32 +14,28 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import psutil
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has them, but not for type checkers
 
+from manyhands.concluding import conclude
 from manyhands.crew.meeting import say_gone
 from manyhands.data import Progress as ReadingProgress
+from manyhands.duties import check_crew, muster_roll
 from manyhands.engine.clock import wall_seconds
-from manyhands.errors import JobError, RunError
-from manyhands.fleet import make_fleet
+from manyhands.errors import RunError
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
-from manyhands.lessons import Material, load_material
+from manyhands.lessons import load_material
 from manyhands.report.atomic import write_atomically
 from manyhands.report.folder import RunFolder
-from manyhands.report.page import write_page
-from manyhands.report.plots import save_pngs
-from manyhands.report.summary import Part, Tally
-from manyhands.run import Watch, check_same, make_result, put_together
+from manyhands.report.summary import Tally
+from manyhands.run import Watch, check_same, put_together
 from manyhands.sizing import Library
-from manyhands.tile_groups import GroupPlan, ranked
 
-__all__ = ["check_crew", "conclude", "is_crew_run", "train_crew"]
+__all__ = ["is_crew_run", "train_crew"]
 
 MARK = "crew.json"
 POLL_S = 0.1
@@ -49,20 +45,6 @@ POLITE_S = 3.0
 def is_crew_run(out: Path) -> bool:
     """Whether a folder holds a run of real processes."""
     return (out / MARK).is_file()
-
-
-def check_crew(job: Job) -> None:
-    """Looks whether real processes can train a job.
-
-    Raises:
-        JobError: It is not split by space, or asks for something other than processors.
-    """
-    if job.split.by != "space":
-        raise JobError("--engine", "live", f'trains jobs that are split by = "space", not "{job.split.by}"')
-    for device in make_fleet(job.fleet, seed=job.seed, tiled=True).hardware:
-        if device.torch_device != "cpu":
-            key = f"fleet.device {device.name}: torch_device"
-            raise JobError(key, device.torch_device, "a live tile group computes on processors; write cpu")
 
 
 def train_crew(
@@ -95,8 +77,7 @@ def train_crew(
         check_same(job, load_job(folder.job).hash, out)
     material = load_material(job, progress)
     library = Library(job, material, progress)
-    fleet, _, team, _ = put_together(job, material, library)
-    names = [device.name for device in ranked(fleet.devices[0])]
+    _, _, team, _ = put_together(job, material, library)
     folder.begin(job.to_toml())
     tally = Tally(team.hosts, team.measure)
     tally.clock = "so far"
@@ -108,65 +89,9 @@ def train_crew(
             watch(job.split.label, job, tally, event)
 
     told(None)
-    with _processes(job, folder, names, program) as (processes, store):
+    with _processes(job, folder, muster_roll(job), program) as (processes, store):
         _watch_over(processes, store, _Tail(folder.trace, told))
     return conclude(job, material, library, folder, started)
-
-
-def conclude(
-    job: Job, material: Material, library: Library, folder: RunFolder, started: float | None = None
-) -> dict[str, Any]:
-    """Makes the result of a crew's run from its trace."""
-    fleet, _, team, groups = put_together(job, material, library)
-    tally, events = Tally(team.hosts, team.measure), list(folder.events())
-    for event in events:
-        tally.add(event)
-    (name,) = fleet.names
-    plans = {name: _measured(groups[name], events)}
-    result = make_result(job, material, fleet, team, tally, plans)
-    result["engine"] = "live"
-    result["groups"] = [_group_facts(plans[name], events)]
-    result["wall_seconds"] = wall_seconds() - started if started is not None else tally.seconds
-    if job.run.report:
-        save_pngs(result, folder.path)
-        write_page(result, job.to_toml(), folder.page)
-    folder.finish(result)
-    return result
-
-
-def _measured(plan: GroupPlan, events: list[Facts]) -> GroupPlan:
-    """The plan with what its devices really took: processor time, memory, and who was lost when."""
-    parts, here = dict(plan.parts), list(plan.devices)
-    busy, total_s = dict.fromkeys(plan.devices, 0.0), max((e["seconds"] for e in events), default=0.0)
-    for event in events:
-        if event["event"] == "formed":
-            here = event["peers"]
-        elif event["event"] == "peer_lost":
-            parts[event["peer"]] = replace(parts[event["peer"]], lost_at_seconds=event["seconds"])
-        elif event["event"] == "usage":
-            for name, cpu_s, peak in zip(here, event["cpu_s"], event["memory_bytes"], strict=True):
-                busy[name] += cpu_s
-                parts[name] = replace(parts[name], memory_bytes=peak)
-    sums = sum(busy.values())
-    return replace(plan, parts={name: _used(parts[name], busy[name], total_s, sums) for name in plan.devices})
-
-
-def _used(part: Part, busy_s: float, total_s: float, sums_s: float) -> Part:
-    if not sums_s or not total_s:
-        return part
-    return replace(part, busy=min(busy_s / total_s, 1.0), flops=busy_s / sums_s)
-
-
-def _group_facts(plan: GroupPlan, events: list[Facts]) -> dict[str, Any]:
-    """The group as it last was, its prediction beside what was measured."""
-    formed = [event for event in events if event["event"] == "formed"]
-    facts = dict(formed[-1]["plan"]) if formed else plan.facts
-    since = formed[-1]["seconds"] if formed else 0.0
-    steps = [e["measured_s"] for e in events if e["event"] == "step" and e["seconds"] >= since]
-    # The first steps fill caches and choose kernels.
-    settled = steps[min(3, len(steps) // 2) :]
-    facts["measured_step_seconds"] = median(settled) if settled else None
-    return facts
 
 
 # Processes.
@@ -174,7 +99,7 @@ def _group_facts(plan: GroupPlan, events: list[Facts]) -> dict[str, Any]:
 
 @contextmanager
 def _processes(
-    job: Job, folder: RunFolder, names: list[str], program: str
+    job: Job, folder: RunFolder, names: tuple[str, ...], program: str
 ) -> Iterator[tuple[dict[str, subprocess.Popen[bytes]], TCPStore]]:
     """Starts a process for each device; none is left when the block ends, however that is."""
     logs = folder.path / "logs"

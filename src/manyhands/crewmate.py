@@ -13,27 +13,17 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore  # torch.distributed has them, but not for type checkers
 
-from manyhands.blocks import Weights
+from manyhands.concluding import conclude
 from manyhands.crew.meeting import Meeting
-from manyhands.crew.member import Duty, Step, serve
-from manyhands.crew.profiling import Timings
-from manyhands.crew.state import Learner
-from manyhands.crew.stepping import make_step
-from manyhands.crewing import check_crew, conclude
-from manyhands.data import Dataset
+from manyhands.crew.member import serve
+from manyhands.duties import check_crew, make_duty, muster_roll
 from manyhands.errors import JobError, ManyhandsError
-from manyhands.hand import Facts
 from manyhands.job import Job, load_job
-from manyhands.learn.supervised import LocalPhase
-from manyhands.lessons import give_lessons, load_material
+from manyhands.lessons import load_material
 from manyhands.report.folder import RunFolder
-from manyhands.run import put_together
-from manyhands.seeds import derive
 from manyhands.sizing import Library
-from manyhands.tile_groups import plan_group, ranked, read_group_graph
 
 __all__ = ["main"]
 
@@ -68,48 +58,14 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def _take_part(job: Job, said: argparse.Namespace) -> None:
     material = load_material(job)
-    if not isinstance(material, Dataset):
-        raise JobError("game.name", job.game.name, "a tile group learns from data")
     library = Library(job, material)
-    fleet, split, team, _ = put_together(job, material, library)
-    (hand,) = fleet.devices
-    devices = ranked(hand)
-    rank = _rank(said, len(devices))
+    everyone = muster_roll(job)
+    rank = _rank(said, len(everyone))
     folder = RunFolder(said.out)
     if rank == 0 and not said.no_report:
         folder.begin(job.to_toml())
-    network = library(split.seats[hand.name].size)
-    phase = give_lessons(job, material, fleet).phase(
-        hand, split.seats[hand.name].size, network.architecture, {}, True
-    )
-    assert isinstance(phase, LocalPhase)
-    learner = Learner(network.architecture, network.first, job.learn)
-    graph = read_group_graph(job, learner.module, material.shape)
-
-    timed = Timings(graph, devices[rank].name, job.learn.batch_size)
-
-    def form(here: tuple[str, ...], group: dist.ProcessGroup) -> tuple[Step, Facts]:
-        left = tuple(device for device in devices if device.name in here)
-        profiles, link = timed(here, group) if job.split.tiling.profile == "measured" else (None, None)
-        plan = plan_group(job, hand.name, left, graph, profiles, link)
-        seed = derive(job.seed, hand.name, "dropout")
-        return make_step(learner, graph, plan, job.split.tiling, group, seed), plan.facts
-
-    looker, architecture = team.looker, network.architecture
-    duty = Duty(
-        job,
-        hand.name,
-        devices[rank].name,
-        folder,
-        learner,
-        phase.batches,
-        phase.flops,
-        form,
-        lambda: looker.work(architecture, lambda: Weights(learner.weights), "cpu").run().facts,
-        team.measure,
-    )
-    everyone = tuple(device.name for device in devices)
-    meeting = Meeting(_store(said, rank), devices[rank].name, everyone, job.split.tiling.patience_s)
+    duty = make_duty(job, material, library, everyone[rank], said.out)
+    meeting = Meeting(_store(said, rank), duty.name, everyone, job.split.tiling.patience_s)
     try:
         led = serve(duty, meeting, everyone)
     finally:

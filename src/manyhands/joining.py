@@ -14,11 +14,11 @@ import hashlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from safetensors.torch import save_file
 
@@ -45,8 +45,9 @@ from manyhands.wire.expected import KINDS, expect
 from manyhands.wire.post import ZenohPost
 from manyhands.wire.session import Wiring
 
-__all__ = ["Line", "join"]
+__all__ = ["Line", "join", "reasons", "stoppable"]
 
+Ends = TypeVar("Ends")
 
 MAX_EXAMPLES = 1_000_000_000
 """More than any device has; who claims more is not believed."""
@@ -156,9 +157,10 @@ def _take_part(
             threads=job.run.threads,
             greeting=greeting,
             heard=partial(_compare, job, team, greeting),
-            diagnose=partial(_reasons, line.connect or job.live.connect, line.keys),
+            diagnose=partial(reasons, line.connect or job.live.connect, line.keys),
         )
-        ends = asyncio.run(_stoppable(device, posts[name], tethered=tethered))
+        live = device.run(partial(posts[name].answer_status, device.status))
+        ends = asyncio.run(stoppable(live, name, tethered=tethered))
     if ends is None:
         return False
     device.shut()
@@ -181,7 +183,7 @@ def _compare(job: Job, team: Team, own: Facts, peer: str, facts: Facts) -> str:
     return ""
 
 
-def _reasons(connect: Sequence[str], keys: Path | None) -> list[str]:
+def reasons(connect: Sequence[str], keys: Path | None) -> list[str]:
     """Why those whom it calls will not have it."""
     return [reason for where in connect if (reason := why_unreachable(where, keys)) is not None]
 
@@ -221,10 +223,16 @@ def _reachable(where: str) -> str:
     return f"{'127.0.0.1' if host in ('0.0.0.0', '', '*') else host}:{port}"
 
 
-async def _stoppable(device: LiveDevice, post: ZenohPost, *, tethered: bool) -> Mapping[str, Any] | None:
-    """Runs a device until it is done; None if it was told to leave."""
+async def stoppable(live: Coroutine[Any, Any, Ends], name: str, *, tethered: bool) -> Ends | None:
+    """Runs a device until it is done; None if it was told to leave.
+
+    Args:
+        live: What the device does, and gives in the end.
+        name: The device.
+        tethered: Leave when standard input ends.
+    """
     loop = asyncio.get_running_loop()
-    task = loop.create_task(device.run(lambda: post.answer_status(device.status)))
+    task = loop.create_task(live)
     failed: list[str] = []
 
     def fail(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -240,7 +248,7 @@ async def _stoppable(device: LiveDevice, post: ZenohPost, *, tethered: bool) -> 
         return await task
     except asyncio.CancelledError:
         if failed:
-            raise RunError(f"{device.name}: {failed[0]}") from None
+            raise RunError(f"{name}: {failed[0]}") from None
         return None
 
 

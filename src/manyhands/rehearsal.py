@@ -53,9 +53,9 @@ def check_live(job: Job) -> None:
         JobError: with the first such thing.
     """
     if job.split.by == "space":
-        raise JobError("split.by", "space", "a tile group is started by 'manyhands train' or torchrun")
+        raise JobError("split.by", "space", "a tile group is trained by 'manyhands train' or 'join'")
     if job.fleet.has_groups:
-        expected = "tile groups that exchange with others are simulated alone so far; leave group out"
+        expected = 'a tile group among others is only simulated; leave group out, or take by = "space"'
         raise JobError("fleet.device.group", None, expected)
     if job.fault:
         raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")

@@ -53,6 +53,7 @@ __all__ = [
     "check_same",
     "compare",
     "gather",
+    "left_behind",
     "make_result",
     "put_together",
     "resume",
@@ -107,17 +108,31 @@ def gather(out: Path, data: Path | None = None, progress: ReadingProgress | None
         data: Where this machine has data of the same kind, to measure networks on.
         progress: Told how far reading it is.
     """
-    folder = RunFolder(out)
-    found = [DeviceFolder(path) for path in sorted(folder.devices.glob("*")) if path.is_dir()]
-    if not any(device.is_there for device in found):
+    job, _ = left_behind(out, data)
+    return _train(job, load_material(job, progress), RunFolder(out), None, progress, "live", collect)
+
+
+def left_behind(out: Path, data: Path | None = None) -> tuple[Job, list[DeviceFolder]]:
+    """The job of which devices have left their folders under ``OUT/devices``, and these.
+
+    Args:
+        out: The folder of the run.
+        data: Where this machine has the job's data.
+
+    Raises:
+        JobError: There are none, or they are of several jobs.
+    """
+    found = [DeviceFolder(path) for path in sorted(RunFolder(out).devices.glob("*")) if path.is_dir()]
+    found = [device for device in found if device.is_there]
+    if not found:
         raise JobError("RUN", str(out), "has no folder of a device: copy each to RUN/devices/NAME")
-    job = load_job(next(device.job for device in found if device.is_there))
+    job = load_job(found[0].job)
     for device in found:
-        if device.is_there and (theirs := device.about()["job"]) != job.hash:
+        if (theirs := device.about()["job"]) != job.hash:
             raise JobError("RUN", str(device.path), f"is of another job: {theirs}, not {job.hash}")
     if data is not None:
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": data.resolve()})})
-    return _train(job, load_material(job, progress), folder, None, progress, "live", collect)
+    return job, found
 
 
 def compare(

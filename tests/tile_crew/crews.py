@@ -6,11 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+
 FAULTY = "faulty_crewmate"
 
 
 def events_of(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "trace.jsonl").read_text().splitlines()]
+
+
+def furthest_apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def alive(out: Path) -> list[str]:

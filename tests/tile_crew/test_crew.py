@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from crews import FAULTY, alive, events_of
+from crews import FAULTY, alive, events_of, furthest_apart
 from safetensors.torch import load_file
 
 from manyhands import crewmate
@@ -27,11 +27,6 @@ NUM_STEPS = 18  # 96 examples in batches of 16, three rounds
 
 def weights_of(out: Path) -> dict[str, torch.Tensor]:
     return load_file(out / "models" / "global.safetensors")
-
-
-def furthest_apart(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
 
 
 def steps_of(out: Path) -> list[int]:

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.distributed as dist
 
-from manyhands.crew.meeting import Meeting, say_gone
+from manyhands.crew.meeting import Meeting, Over, connections, say_gone
 from manyhands.errors import RunError
 
 NAMES = ("a", "b", "c")
@@ -57,6 +57,29 @@ def test_one_whose_process_has_ended_is_not_waited_for(
     gather(meetings, 0)
     say_gone(store, "a")
     assert gather(meetings[1:], 1) == [("b", "c")] * 2
+
+
+def test_one_that_the_wire_says_is_gone_is_not_waited_for(meet: Callable[..., Meeting]) -> None:
+    meetings = [meet(name) for name in NAMES]
+    gather(meetings, 0)
+    meetings[0].lose("b")
+    meetings[2].lose("b")
+    assert gather([meetings[0], meetings[2]], 1) == [("a", "c")] * 2
+
+
+def test_waiting_at_the_store_can_be_broken_off(store: dist.TCPStore) -> None:
+    before = connections()
+    meeting = Meeting(store.clone(), "a", NAMES, 60.0, before)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(meeting.gather, 1, NAMES)
+            assert connections() - before
+            meeting.break_off()
+            with pytest.raises(Over, match="the meeting point of the group is gone"):
+                waiting.result(timeout=120)
+        assert store.check(["1/here/a"]) in (True, False)  # others' connections still stand
+    finally:
+        meeting.close()
 
 
 def test_a_group_that_cannot_form_at_first_says_who_is_missing(

@@ -13,7 +13,7 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import (  # torch.distributed has them, but not 
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import RunError
 
-__all__ = ["Broken", "Meeting", "say_gone"]
+__all__ = ["Broken", "Meeting", "Over", "connections", "say_gone"]
 
 PAUSE_S = 0.05
 # Connections are watched by heartbeats. This limit only ends what they cannot see.
@@ -38,9 +38,23 @@ START_S = 300.0
 
 DONE, LEFT = "done", "left"
 
+Connection = tuple[int, int, int]
+"""A descriptor, and the ports of both ends, if it has any: a descriptor alone may soon be another's."""
+
 
 class Broken(RunError):
     """The group cannot go on as it is: a device is gone."""
+
+
+class Over(RunError):
+    """This device has no place at the meeting any more: the store is gone, or the others went on."""
+
+
+def connections() -> set[Connection]:
+    """This process's connected sockets: TCP, and the Unix ones to others on this machine."""
+    process = psutil.Process()
+    tcp = {(c.fd, c.laddr.port, c.raddr.port) for c in process.net_connections("tcp") if c.raddr}
+    return {one for one in tcp | {(c.fd, 0, 0) for c in process.net_connections("unix")} if one[0] >= 0}
 
 
 def say_gone(store: Store, name: str) -> None:
@@ -56,21 +70,33 @@ class Meeting:
         name: This device.
         everyone: All devices of the job's group, in its order.
         patience_s: How long a device may be silent.
+        before: The connections that there were before the store's (`connections`).
+        spared: The ports of both ends of those that others open in the meantime; they are never cut.
     """
 
-    def __init__(self, store: TCPStore, name: str, everyone: Sequence[str], patience_s: float) -> None:
+    def __init__(
+        self,
+        store: TCPStore,
+        name: str,
+        everyone: Sequence[str],
+        patience_s: float,
+        before: Collection[Connection] = (),
+        spared: Callable[[], Collection[tuple[int, int]]] = tuple,
+    ) -> None:
         self._name, self._everyone, self._patience_s = name, tuple(everyone), patience_s
+        self._at_first, self._spared = set(before), spared
         self._store = store
         # A client serves one call at a time, and a heartbeat must not wait for another's call to return.
         self._pulse_store: TCPStore = store.clone()  # type: ignore[attr-defined]  # missing in the stubs
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._generation = 0
-        self._before: set[int] | None = None
+        self._before: set[Connection] | None = None
         self._counts = dict.fromkeys(self._everyone, -1)
         self._missed = dict.fromkeys(self._everyone, 0)
         self._pause_s = min(max(patience_s / 20, 0.05), 0.5)
         self._gone: set[str] = set()
+        self._told_gone: set[str] = set()
         self._given_up: set[str] = set()
         self._store_lost: str | None = None
         self._thread = threading.Thread(target=self._pulse, name="heartbeat", daemon=True)
@@ -81,6 +107,14 @@ class Meeting:
         self._stop.set()
         self._thread.join(timeout=5)
 
+    def lose(self, name: str) -> None:
+        """Takes somebody's word, from any thread, that a device is gone."""
+        self._told_gone.add(name)
+
+    def break_off(self) -> None:
+        """Ends whatever this device waits for, at the store as well; called from any thread."""
+        _cut(self._connections() - self._at_first)
+
     # Who is there.
 
     @property
@@ -89,8 +123,8 @@ class Meeting:
         if self._store_lost is not None:
             return f"the meeting point is gone ({self._store_lost})"
         with self._lock:
-            gone = sorted(self._gone & set(self._everyone))
-            silent = sorted(self._silent() - self._gone)
+            gone = sorted((self._gone & set(self._everyone)) - self._given_up)
+            silent = sorted(self._silent() - self._gone - self._given_up)
         parts = [f"{name} has ended" for name in gone]
         parts += [f"{name} has been silent for {self._patience_s:g} s" for name in silent]
         return "; ".join(parts)
@@ -103,8 +137,8 @@ class Meeting:
             among: Those of the last time.
 
         Raises:
-            RunError: Somebody does not come the first time; the others have gone on without this device; or
-                the meeting point is gone.
+            RunError: Somebody does not come the first time.
+            Over: The others have gone on without this device; or the meeting point is gone.
         """
         roster_key, began_s = f"{generation}/roster", wall_seconds()
         self._set(f"{generation}/here/{self._name}", "1")
@@ -124,7 +158,7 @@ class Meeting:
             self._stop.wait(PAUSE_S)
         roster = tuple(self._get(roster_key).split("\n"))
         if self._name not in roster:
-            raise RunError(
+            raise Over(
                 f"the others have gone on without {self._name}, which was silent for longer than "
                 f"split.space.patience_s = {self._patience_s:g}"
             )
@@ -166,10 +200,11 @@ class Meeting:
 
         Raises:
             Broken: A device is gone. The others are told.
+            Over: The meeting point is gone.
         """
         rank = list(roster).index(self._name)
         with self._lock:
-            self._before = _connections()
+            self._before = self._connections()
             self._generation = generation
             for name in roster:
                 self._missed[name] = 0
@@ -190,7 +225,7 @@ class Meeting:
             # Gloo's errors are RuntimeErrors of many texts, and so are others. Who is left when all have
             # gathered again shows whether a device was gone.
             if self._store_lost is not None:
-                raise RunError(f"the meeting point of the group is gone: {self._store_lost}") from error
+                raise Over(f"the meeting point of the group is gone: {self._store_lost}") from error
             self._add(f"{generation}/broken", 1)
             raise Broken(self.why_broken or f"a connection was lost ({_first_line(error)})") from error
         finally:
@@ -213,7 +248,7 @@ class Meeting:
             if broken:
                 with self._lock:
                     if self._before is not None:
-                        _cut(_connections() - self._before)
+                        _cut(self._connections() - self._before)
             if self._store_lost is not None and self._before is None:
                 return
 
@@ -222,7 +257,7 @@ class Meeting:
         store = self._pulse_store
         store.add(f"beat/{self._name}", 1)
         counts = {name: store.add(f"beat/{name}", 0) for name in self._everyone if name != self._name}
-        gone = {name for name in counts if store.check([f"gone/{name}"])}
+        gone = {n for n in counts if n in self._told_gone or store.check([f"gone/{n}"])}
         with self._lock:
             for name, count in counts.items():
                 self._missed[name] = self._missed[name] + 1 if count == self._counts[name] else 0
@@ -242,6 +277,10 @@ class Meeting:
         Counted in beats and not by the clock, so that a machine that stood still itself blames nobody.
         """
         return {name for name, missed in self._missed.items() if missed * self._pause_s >= self._patience_s}
+
+    def _connections(self) -> set[Connection]:
+        spared = set(self._spared())
+        return {one for one in connections() if one[1:] not in spared}
 
     # The store.
 
@@ -273,26 +312,21 @@ def _reached() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:  # of the store, which has several kinds
-        raise RunError(f"the meeting point of the group is gone: {_first_line(error)}") from error
+        raise Over(f"the meeting point of the group is gone: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
     """What an error says, without the place in Gloo's source and its advice to programmers."""
     said = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return re.sub(r"\[/\S+\] |\. This is typically .*", "", said)[:200]
+    return re.sub(r"\[/\S+\] |\. (This is typically|Connection was likely) .*", "", said)[:200]
 
 
-def _connections() -> set[int]:
-    """This process's connected TCP sockets."""
-    return {c.fd for c in psutil.Process().net_connections("tcp") if c.raddr and c.fd >= 0}
-
-
-def _cut(descriptors: set[int]) -> None:
+def _cut(those: set[Connection]) -> None:
     """Ends connections, so that who waits for a word over one of them gets an error.
 
     Gloo has no other way to give up an operation before its timeout: its `abort` leaves one that has begun.
     """
-    for descriptor in descriptors:
+    for descriptor, *_ in those:
         try:
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)

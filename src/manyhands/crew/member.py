@@ -27,7 +27,7 @@ from manyhands.hand import Facts
 from manyhands.job import Job
 from manyhands.report.folder import RunFolder
 
-__all__ = ["Duty", "Step", "serve"]
+__all__ = ["Duty", "Step", "finish", "serve", "train"]
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 Step = Callable[[torch.Tensor, torch.Tensor, int], float]
@@ -42,13 +42,16 @@ class Duty:
         job: The job.
         group: The name of the tile group.
         name: This device.
-        folder: The run's folder, which the leader writes.
+        folder: The run's folder, which the leader writes; or, with `keeps`, this device's own.
         learner: The network.
         batches: ``(round) -> its batches``, the same on every device.
         flops: Operations of a round.
         form: ``(devices, process group) -> (step, facts of the plan)``.
         look: How good the network is: measure and loss.
         measure: What networks are judged by.
+        fits: Raises `JobError` if these devices cannot hold the network.
+        keeps: Whether this device writes trace and state also when it does not lead.
+        regroups: Asked of the leader after each round: whether the group should form anew, with others.
     """
 
     job: Job
@@ -61,6 +64,9 @@ class Duty:
     form: Callable[[tuple[str, ...], dist.ProcessGroup], tuple[Step, Facts]]
     look: Callable[[], Facts]
     measure: str
+    fits: Callable[[tuple[str, ...]], None]
+    keeps: bool = False
+    regroups: Callable[[], bool] = lambda: False
 
 
 def serve(duty: Duty, meeting: Meeting, everyone: tuple[str, ...]) -> bool:
@@ -85,10 +91,10 @@ def serve(duty: Duty, meeting: Meeting, everyone: tuple[str, ...]) -> bool:
                 )
             try:
                 with meeting.group(generation, here) as group:
-                    _train(duty, log, here, roster, group)
+                    train(duty, log, here, roster, group, generation)
                     meeting.part(generation, here)
                 if here[0] == duty.name:
-                    _finish(duty, log)
+                    finish(duty, log)
                     meeting.say_done(len(here) - 1)
                     return True
             except Broken as error:
@@ -102,26 +108,46 @@ def serve(duty: Duty, meeting: Meeting, everyone: tuple[str, ...]) -> bool:
         log.close()
 
 
-def _train(
-    duty: Duty, log: Log, here: tuple[str, ...], before: tuple[str, ...], group: dist.ProcessGroup
-) -> None:
-    """All that is left of the job, with the devices that are here."""
+def train(
+    duty: Duty,
+    log: Log,
+    here: tuple[str, ...],
+    before: tuple[str, ...],
+    group: dist.ProcessGroup,
+    number: int,
+) -> bool:
+    """All that is left of the job, with the devices that are here; False if they are to form anew first.
+
+    Args:
+        duty: This device's part.
+        log: What it leaves behind.
+        here: The devices, by rank.
+        before: Those of the last time.
+        group: Their connections.
+        number: Which formation of the group this is.
+    """
     job, learner, leads = duty.job, duty.learner, here[0] == duty.name
     share(learner, group)
     step, facts = duty.form(here, group)
     position = learner.position
-    log.set_clock(max(position.seconds, log.seconds) if position.num_steps else 0.0)
-    log.lead(leads)
+    log.set_clock(_latest(log.seconds, group) if position.num_steps else 0.0)
+    log.lead(leads or duty.keeps)
     for name in before:
         if name not in here:
-            log.report("peer_lost", peer=name)
+            log.report("peer_lost", peer=name, formation=number)
             _say(f"{duty.name}: going on without {name} from step {position.num_steps}")
-    log.report("formed", peers=list(here), step=position.num_steps, plan=facts)
+    for name in here:
+        if name not in before:
+            log.report("peer_back", peer=name, formation=number)
+            _say(f"{duty.name}: going on with {name} again from step {position.num_steps}")
+    log.report("formed", peers=list(here), step=position.num_steps, formation=number, plan=facts)
     due, meter = Interval(job.run.checkpoint_every_s), _Meter()
     while position.closed < job.exchange.rounds:
         if position.rounds > position.closed:
-            _close_round(duty, log, group, leads, meter)
+            regroups = _close_round(duty, log, group, here, meter)
             _keep(duty, log, due, leads)
+            if regroups and position.closed < job.exchange.rounds:
+                return False
             continue
         for x, y in islice(duty.batches(position.rounds), position.batches, None):
             started = log.seconds
@@ -136,20 +162,33 @@ def _train(
             )
             _keep(duty, log, due, leads)
         position.rounds, position.batches = position.rounds + 1, 0
+    return True
 
 
-def _close_round(duty: Duty, log: Log, group: dist.ProcessGroup, leads: bool, meter: _Meter) -> None:
-    """Reports a round; the leader measures the network, off the clock."""
+def _latest(seconds: float, group: dist.ProcessGroup) -> float:
+    """What the furthest clock of the group says."""
+    found = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX, group=group)
+    return found.item()
+
+
+def _close_round(
+    duty: Duty, log: Log, group: dist.ProcessGroup, here: tuple[str, ...], meter: _Meter
+) -> bool:
+    """Reports a round; the leader measures the network, off the clock, and says whether to form anew."""
     position, job = duty.learner.position, duty.job
     number = position.closed + 1
     now = log.seconds
     loss = position.loss / max(position.seen, 1)
-    told = torch.full((2,), math.nan, dtype=torch.float64)
+    told = torch.full((3,), math.nan, dtype=torch.float64)
+    leads = here[0] == duty.name
     looked = looks(number, job.run.evaluate_every, job.exchange.rounds)
     spent_s = meter.spent_s()  # before the leader looks, which is not the devices' work
     if leads and looked:
         found = duty.look()
-        told = torch.tensor([_number(found[duty.measure]), _number(found["loss"])], dtype=torch.float64)
+        told[0], told[1] = _number(found[duty.measure]), _number(found["loss"])
+    if leads:
+        told[2] = duty.regroups()
     dist.broadcast(told, 0, group=group)
     usage = _usage(group, spent_s)
     meter.spent_s()
@@ -164,24 +203,26 @@ def _close_round(duty: Duty, log: Log, group: dist.ProcessGroup, leads: bool, me
         bytes={},
     )
     if looked:
-        value, test_loss = (_finite(number) for number in told.tolist())
+        value, test_loss = (_finite(number) for number in told[:2].tolist())
         log.report("evaluated", round=number, **{duty.measure: value}, loss=test_loss)
-    log.report("usage", cpu_s=usage[0], memory_bytes=[int(peak) for peak in usage[1]])
+    peaks = [int(peak) for peak in usage[1]]
+    log.report("usage", round=number, peers=list(here), cpu_s=usage[0], memory_bytes=peaks)
     log.report("round", round=number)
     position.closed, position.seen, position.loss = number, 0, 0.0
     position.started_seconds = log.seconds
+    return bool(told[2])
 
 
 def _keep(duty: Duty, log: Log, due: Interval, leads: bool) -> None:
-    """Takes note of where the run is; the leader puts it on disk now and then."""
+    """Takes note of where the run is; the leader, or every device, puts it on disk now and then."""
     position = duty.learner.position
     position.seconds, position.num_events = log.seconds, log.num_events
-    if leads and due.due():
+    if (leads or duty.keeps) and due.due():
         log.to_disk()
         write_checkpoint(duty.folder.checkpoint, duty.job.hash, duty.learner)
 
 
-def _finish(duty: Duty, log: Log) -> None:
+def finish(duty: Duty, log: Log) -> None:
     """Leaves the network behind."""
     if duty.job.run.save_models:
         weights = duty.learner.weights

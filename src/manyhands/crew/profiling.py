@@ -30,11 +30,18 @@ class Timings:
         """The profiles of the devices that are here, by rank, and the link; all must ask together."""
         if self._own is None:
             self._own = measure_profile(self._name, layers_to_time(self._graph), self._batch_size)
-            self._link = measure_link(group) if len(here) > 1 else NO_LINK
-        assert self._link is not None
-        return tuple(
-            _JSON.validate_json(text) for text in _shared(_JSON.dump_json(self._own), group)
-        ), self._link
+        profiles = tuple(_JSON.validate_json(text) for text in _shared(_JSON.dump_json(self._own), group))
+        if len(here) == 1:
+            return profiles, NO_LINK
+        # A message takes two: for one that has come back, all measure again.
+        lacking = torch.tensor([self._link is None], dtype=torch.int64)
+        dist.all_reduce(lacking, group=group)
+        link = measure_link(group) if self._link is None or lacking.item() else self._link
+        # They may have measured in other company, and must plan with the same numbers.
+        numbers = torch.tensor([link.latency_s, link.bytes_per_s], dtype=torch.float64)
+        dist.broadcast(numbers, 0, group=group)
+        self._link = LinkProfile(*numbers.tolist())
+        return profiles, self._link
 
 
 def _shared(text: bytes, group: dist.ProcessGroup) -> list[bytes]:

@@ -178,6 +178,15 @@ class ZenohPost:
         """How many messages have not been acknowledged."""
         return len(self._outbox)
 
+    def links(self) -> list[tuple[str, int, int]]:
+        """Of each of its connections: address and port of this end, and the port of the other."""
+        ends = []
+        with suppress(zenoh.ZError):
+            for link in self._session.info.links():
+                host, _, port = link.src.rpartition("/")[2].rpartition(":")
+                ends.append((host.strip("[]"), int(port), int(link.dst.rpartition(":")[2])))
+        return ends
+
     def answer_status(self, status: Callable[[], Facts]) -> None:
         """Tells whoever asks how this hand stands, from now on."""
 
