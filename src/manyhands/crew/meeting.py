@@ -283,8 +283,10 @@ def _first_line(error: BaseException) -> str:
 
 
 def _connections() -> set[int]:
-    """This process's connected TCP sockets."""
-    return {c.fd for c in psutil.Process().net_connections("tcp") if c.raddr and c.fd >= 0}
+    """This process's connected sockets: TCP, and the Unix ones to others on this machine."""
+    process = psutil.Process()
+    reached = {c.fd for c in process.net_connections("tcp") if c.raddr}
+    return {fd for fd in reached | {c.fd for c in process.net_connections("unix")} if fd >= 0}
 
 
 def _cut(descriptors: set[int]) -> None:

@@ -21,7 +21,7 @@ from manyhands.tiles.geometry import Box
 from manyhands.tiles.norm import gradient_sums, through_statistics
 from manyhands.tiles.peers import sum_in_order
 from manyhands.tiles.step import Step
-from manyhands.tiles.values import Gradient, Part, packed, unpacked
+from manyhands.tiles.values import Gradient, Part, unpacked
 
 __all__ = ["backward_group"]
 
@@ -71,7 +71,7 @@ def _export(step: Step, group: int) -> None:
     pending = None
     if any(outgoing.values()) or any(sizes.values()):
         pending = step.peers.exchange(
-            {tile: packed(tensors, step.like) for tile, tensors in outgoing.items()},
+            outgoing,
             {tile: sum(step.size(n, box) for n, box in pieces) for tile, pieces in sizes.items()},
             step.like,
         )
@@ -209,7 +209,7 @@ def _first_norm_home(
             outgoing.setdefault(tile, []).extend(found)
         for tile, pieces in program.sends[group].items():
             sizes[tile] = sizes.get(tile, 0) + sum(step.size(node, box) for node, box in pieces)
-    messages = {tile: packed([*tensors, *extra], sums) for tile, tensors in outgoing.items()}
+    messages = {tile: [*tensors, *extra] for tile, tensors in outgoing.items()}
     pending = step.peers.exchange(messages, sizes, sums)
     step.catch_up()
     received = pending.wait()

@@ -17,7 +17,7 @@ from manyhands.tiles.peers import Pending
 from manyhands.tiles.program import call_again, conv_sight
 from manyhands.tiles.regions import seen_box
 from manyhands.tiles.step import Step
-from manyhands.tiles.values import Part, Value, packed, unpacked
+from manyhands.tiles.values import Part, Value, unpacked
 
 __all__ = ["forward_group"]
 
@@ -84,7 +84,7 @@ def _send(step: Step, group: int, moments: Tensor | None) -> Pending | None:
             tensor = step.exports[node].view(box)
             assert tensor is not None
             pieces.append(tensor)
-        outgoing[tile] = packed([*pieces, *extra], step.like)
+        outgoing[tile] = [*pieces, *extra]
     sizes = {}
     for tile in step.peers.others if moments is not None else tuple(receives):
         pixels = sum(step.size(node, box) for node, box in receives.get(tile, ()))

@@ -37,6 +37,7 @@ def tile(
     *,
     checkpoint: bool = False,
     wire_dtype: torch.dtype | None = None,
+    share_memory: bool = True,
     seed: int = 0,
 ) -> TiledModule:
     """Wraps a network so that the ranks of a process group compute it together, as one device would.
@@ -52,6 +53,8 @@ def tile(
         checkpoint: Keep only what crosses groups, and compute the rest again on the way back, without
             messages.
         wire_dtype: A smaller type for gradients of weights on their way, such as `torch.bfloat16`.
+        share_memory: Speak through memory where all ranks are processes of one machine; otherwise, and with
+            False, through the process group.
         seed: Of dropout.
 
     Raises:
@@ -65,6 +68,7 @@ def tile(
         group,
         checkpoint=checkpoint,
         wire_dtype=wire_dtype,
+        share_memory=share_memory,
         seed=seed,
     )
 
@@ -85,13 +89,14 @@ class TiledModule(nn.Module):
         *,
         checkpoint: bool = False,
         wire_dtype: torch.dtype | None = None,
+        share_memory: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.module = module
         self.plan, self.checkpoint, self.seed = plan, checkpoint, seed
         self.regions = regions(graph, plan)
-        self.peers = Peers(plan.devices, group)
+        self.peers = Peers(plan.devices, group, may_share=share_memory and _device(module).type == "cpu")
         self.program = compile_tile(graph, self.regions, self.peers.tile)
         self.pool = Pool()
         self.reducer = Reducer(self.peers, wire_dtype)
