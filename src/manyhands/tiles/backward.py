@@ -36,18 +36,15 @@ def backward_group(step: Step, group: int, *, again: bool) -> None:
     program = step.program
     found = program.regions.groups[group]
     step.inside = {}
-    hidden = set(program.norm_acts)
     for number in reversed(range(found.first, found.stop)):
-        if number in hidden:
+        if number in program.norm_acts:
             continue
         if not step.wanted[number]:
             step.gradients.pop(number, None)
             continue
-        norm = next((n for n, act in program.norm_acts.items() if act == number), None)
-        if norm is not None:
+        norm = program.norms_of.get(number, number)
+        if program.graph.nodes[norm].kind == "norm":
             _norm(step, norm, number)
-        elif program.graph.nodes[number].kind == "norm":
-            _norm(step, number, number)
         else:
             BACKWARD[program.graph.nodes[number].kind](step, number, step.gradient(number))
     if program.first_norms[group] is None:
@@ -158,11 +155,16 @@ def _norm(step: Step, number: int, out: int) -> None:
         if first and not slope.box.inside(own):
             step.pool.give(slope.data)
             continue
-        slope.data.mul_(statistics.scale)
         mine = slope.box.and_(own)
-        if statistics.count and mine.area:
+        if statistics.count and mine == slope.box:
             factor, constant = through_statistics(statistics, total)
-            slope.view(mine).addcmul_(part.view(mine), factor).add_(constant)
+            torch.addcmul(constant, slope.data, statistics.scale, out=slope.data)
+            slope.data.addcmul_(part.data, factor)
+        else:
+            slope.data.mul_(statistics.scale)
+            if statistics.count and mine.area:
+                factor, constant = through_statistics(statistics, total)
+                slope.view(mine).addcmul_(part.view(mine), factor).add_(constant)
         if first:
             step.contribute(source, slope, ours=True, pooled=slope.data)
         else:

@@ -30,9 +30,8 @@ def forward_group(step: Step, group: int, *, again: bool = False) -> None:
     if not again:
         _import(step, group)
     found = step.program.regions.groups[group]
-    hidden = set(step.program.norm_acts.values())
     for number in range(found.first, found.stop):
-        if number not in hidden:
+        if number not in step.program.norms_of:
             FORWARD[step.program.graph.nodes[number].kind](step, number)
     for number in found.exports:
         step.exports[number] = step.values[group][number]

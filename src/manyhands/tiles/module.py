@@ -310,12 +310,15 @@ class _Together(torch.autograd.Function):
 
 
 def _input_shape(module: nn.Module, plan: TilePlan) -> tuple[int, int, int]:
-    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    if first is None:
-        raise JobError(
-            "network", type(module).__name__, "has no convolution, and nothing to compute in tiles"
-        )
-    return first.in_channels, sum(plan.rows), sum(plan.cols)
+    """The shape of images: its channels are told by the first layer that must know how many it reads."""
+    unshuffled = 1
+    for layer in module.modules():
+        if isinstance(layer, nn.PixelUnshuffle):
+            unshuffled *= layer.downscale_factor**2
+        channels = layer.in_channels if isinstance(layer, nn.Conv2d) else getattr(layer, "num_features", 0)
+        if channels:
+            return channels // unshuffled, sum(plan.rows), sum(plan.cols)
+    raise JobError("network", type(module).__name__, "has no convolution, and nothing to compute in tiles")
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -16,6 +16,7 @@ import struct
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -90,7 +91,7 @@ class Nearby:
         self._blocks: list[_Block] = []
         self._free: dict[int, list[_Block]] = {}
         self._theirs: dict[tuple[int, int], Tensor] = {}
-        self._arrived: dict[tuple[int, int], deque[Letter]] = {
+        self._arrived: dict[tuple[int, int], deque[tuple[int, Tensor]]] = {
             (kind, tile): deque() for kind in (PIECES, SUMS) for tile in sockets
         }
         for connection in sockets.values():
@@ -124,7 +125,7 @@ class Nearby:
         arrived = self._arrived[kind, tile]
         while not arrived:
             self._hear(tile)
-        return arrived.popleft()
+        return Letter(self, tile, *arrived.popleft())
 
     def has(self, kind: Kind, tiles: Sequence[int]) -> bool:
         """Whether a message of a kind has come from each of some tiles."""
@@ -144,15 +145,15 @@ class Nearby:
         return False
 
     def _hear(self, tile: int, flags: int = 0) -> bool:
-        """Takes one packet in; False if there is none and it was not to be waited for."""
+        """Takes one packet in; False if there is none, now or ever, and it was not to be waited for."""
         try:
             packet, descriptors = self._packet(tile, flags)
-        except BlockingIOError as error:
-            if flags:
-                return False
-            raise lost(f"tile {tile}", TimeoutError(f"silent for {PATIENCE_S} s")) from error
         except OSError as error:
-            raise lost(f"tile {tile}", error) from error
+            if flags:  # who is gone is missed when a message of theirs is
+                return False
+            silent = isinstance(error, BlockingIOError)
+            reason = TimeoutError(f"silent for {PATIENCE_S} s") if silent else error
+            raise lost(f"tile {tile}", reason) from error
         kind, number, num_bytes = PACKET.unpack(packet)
         if kind == RETURNED:
             self._returned(self._blocks[number])
@@ -160,8 +161,7 @@ class Nearby:
         if descriptors:
             self._theirs[tile, number] = _mapped(descriptors[0])
             os.close(descriptors[0])
-        data = self._theirs[tile, number][:num_bytes]
-        self._arrived[kind, tile].append(Letter(self, tile, number, data))
+        self._arrived[kind, tile].append((number, self._theirs[tile, number][:num_bytes]))
         return True
 
     def _packet(self, tile: int, flags: int) -> tuple[bytes, list[int]]:
@@ -219,11 +219,8 @@ def meet_nearby(tiles: Sequence[int], tile: int, group: dist.ProcessGroup | None
         return None
     tokens = [one[TOKEN_BYTES:] for one in said]
     sockets: dict[int, socket.socket] = {}
-    with listener:
-        try:
-            _connect(rank, tokens, listener, sockets)
-        except OSError:  # without it messages go as they go between machines
-            pass
+    with listener, suppress(OSError):  # without it messages go as they go between machines
+        _connect(rank, tokens, listener, sockets)
     is_whole = torch.tensor([len(sockets) == world - 1], dtype=torch.int32)
     dist.all_reduce(is_whole, dist.ReduceOp.MIN, group=group)
     if not is_whole.item():
@@ -274,7 +271,7 @@ def _address(token: bytes) -> bytes:
 
 
 def _place() -> bytes:
-    """What processes have in common that may share memory: the machine, its network as they see it, the user."""
+    """What processes that may share memory have in common: the machine, the network they see, the user."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         network = os.stat("/proc/self/ns/net")

@@ -63,9 +63,7 @@ class Tail:
         batch_size = tiles[0].shape[0]
         mine = self.share(batch_size)
         count = mine.stop - mine.start
-        outgoing = {
-            tile: [t[self.share(batch_size, tile)] for t in tiles] for tile in peers.others
-        }
+        outgoing = {tile: [t[self.share(batch_size, tile)] for t in tiles] for tile in peers.others}
         shapes = {tile: [self._shape(node, count, tile) for node in self.handoff] for tile in peers.others}
         received = peers.exchange(
             outgoing, {t: sum(map(prod, s)) for t, s in shapes.items()}, tiles[0]
