@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import psutil
@@ -66,7 +66,7 @@ class Meeting:
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._generation = 0
-        self._before: set[int] | None = None
+        self._before: set[tuple[int, int]] | None = None
         self._counts = dict.fromkeys(self._everyone, -1)
         self._missed = dict.fromkeys(self._everyone, 0)
         self._pause_s = min(max(patience_s / 20, 0.05), 0.5)
@@ -282,19 +282,26 @@ def _first_line(error: BaseException) -> str:
     return re.sub(r"\[/\S+\] |\. This is typically .*", "", said)[:200]
 
 
-def _connections() -> set[int]:
-    """This process's connected sockets: TCP, and the Unix ones to others on this machine."""
+def _connections() -> set[tuple[int, int]]:
+    """This process's connected sockets, TCP and the Unix ones to others on this machine, with their inodes.
+
+    A descriptor's number is given out again once it is closed; its inode tells the two apart.
+    """
     process = psutil.Process()
-    reached = {c.fd for c in process.net_connections("tcp") if c.raddr}
-    return {fd for fd in reached | {c.fd for c in process.net_connections("unix")} if fd >= 0}
+    reached = [c.fd for c in process.net_connections("tcp") if c.raddr]
+    found = set()
+    for descriptor in (*reached, *(c.fd for c in process.net_connections("unix"))):
+        with suppress(OSError):  # closed in the meantime
+            found.add((descriptor, os.fstat(descriptor).st_ino))
+    return found
 
 
-def _cut(descriptors: set[int]) -> None:
+def _cut(connections: set[tuple[int, int]]) -> None:
     """Ends connections, so that who waits for a word over one of them gets an error.
 
     Gloo has no other way to give up an operation before its timeout: its `abort` leaves one that has begun.
     """
-    for descriptor in descriptors:
+    for descriptor, _ in connections:
         try:
             with socket.socket(fileno=os.dup(descriptor)) as connection:
                 connection.shutdown(socket.SHUT_RDWR)

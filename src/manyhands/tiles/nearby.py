@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 import weakref
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -39,7 +40,7 @@ PACKET = struct.Struct("<BIQ")  # kind, number of the block, bytes of the messag
 DESCRIPTOR = struct.Struct("i")
 DESCRIPTOR_ROOM = socket.CMSG_LEN(DESCRIPTOR.size)
 TOKEN_BYTES = 16
-LEAST_BYTES = 2**16
+LEAST_BYTES = 2**14
 HELLO_S = 30.0
 PATIENCE_S = 1800  # as long as torch's own groups wait for an answer
 
@@ -89,7 +90,7 @@ class Nearby:
     def __init__(self, sockets: dict[int, socket.socket]) -> None:
         self._sockets = sockets
         self._blocks: list[_Block] = []
-        self._free: dict[int, list[_Block]] = {}
+        self._free: list[_Block] = []  # by size
         self._theirs: dict[tuple[int, int], Tensor] = {}
         self._arrived: dict[tuple[int, int], deque[tuple[int, Tensor]]] = {
             (kind, tile): deque() for kind in (PIECES, SUMS) for tile in sockets
@@ -179,22 +180,26 @@ class Nearby:
     def _returned(self, block: _Block) -> None:
         block.readers -= 1
         if not block.readers:
-            self._free.setdefault(block.data.numel(), []).append(block)
+            insort(self._free, block, key=_size)
 
     def _take(self, num_bytes: int) -> _Block:
-        size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
-        free = self._free.setdefault(size, [])
-        if not free:
+        if not self._free or _size(self._free[-1]) < num_bytes:
             for tile in self._sockets:
                 while self._hear(tile, socket.MSG_DONTWAIT):
                     pass
-        if free:
-            return free.pop()
+        if self._free and _size(self._free[-1]) >= num_bytes:
+            return self._free.pop(bisect_left(self._free, num_bytes, key=_size))
+        # Powers of two, so that a few blocks serve messages of many sizes.
+        size = max(LEAST_BYTES, 1 << (num_bytes - 1).bit_length())
         descriptor = os.memfd_create("manyhands-tiles")
         self._descriptors.append(descriptor)
         os.ftruncate(descriptor, size)
         self._blocks.append(_Block(len(self._blocks), descriptor, _mapped(descriptor)))
         return self._blocks[-1]
+
+
+def _size(block: _Block) -> int:
+    return block.data.numel()
 
 
 def meet_nearby(tiles: Sequence[int], tile: int, group: dist.ProcessGroup | None) -> Nearby | None:
