@@ -1,9 +1,10 @@
 """Memory of a device that holds one of several tiles of YOLOv2, with and without recomputing.
 
-Processes may share cores: memory does not care. *Kept* is what is there between the forward and the backward
-pass; *in a step* the most that tensors take at any time of a training step, what is computed again, the
-gradients of maps and what operations need for a moment included; in both, weights and their gradients are
-left out. *Resident* is a process's peak above what it holds before its network is built.
+Processes may share cores: memory does not care; they speak as on hosts of their own. *Kept* is what is there
+between the forward and the backward pass; *in a step* the most that tensors take at any time of a training
+step, what is computed again, the gradients of maps and what operations need for a moment included; in both,
+weights and their gradients are left out. *Resident* is a process's peak above what it holds before its
+network is built.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def contestants(plan: str, counts: list[int]) -> list[Contestant]:
             grid = grid_of(count)
             more = ("--plan", "stages", "--checkpoint") if recomputes else ("--plan", plan)
             name = f"{count} tiles ({grid}){', recomputing' if recomputes else ''}"
-            arguments = ("--kind", "tiles", "--grid", grid, *more)
+            arguments = ("--kind", "tiles", "--apart", "--grid", grid, *more)
             found.append(Contestant(name, "tile_torch.py", arguments, count))
     return found
 

@@ -34,7 +34,7 @@ def tiled(
 ) -> tuple[TiledModule, Callable[[], tuple[Tensor, int]], Callable[[], None]]:
     plan = plan_of(model, options, dist.get_world_size())
     wire = {"": None, "bf16": torch.bfloat16}[options.wire]
-    module = tile(model, plan, checkpoint=options.checkpoint, wire_dtype=wire)
+    module = tile(model, plan, checkpoint=options.checkpoint, wire_dtype=wire, share_memory=not options.apart)
     part = module.cut(x).contiguous(memory_format=torch.channels_last)
     total = options.batch * output_numbers(model)
 

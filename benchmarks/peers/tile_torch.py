@@ -161,6 +161,7 @@ def main() -> None:
     parser.add_argument("--profile", default="")
     parser.add_argument("--wire", default="")
     parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument("--apart", action="store_true", help="no memory shared, as on hosts of their own")
     parser.add_argument("--grid", default="", help="rows and columns of tiles, as in 3x2")
     options = parser.parse_args()
     torch.set_num_threads(1)

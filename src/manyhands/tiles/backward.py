@@ -47,6 +47,7 @@ def backward_group(step: Step, group: int, *, again: bool) -> None:
             _norm(step, norm, number)
         else:
             BACKWARD[program.graph.nodes[number].kind](step, number, step.gradient(number))
+        step.values[group].pop(number, None)  # whoever reads it came before, on this way
     if program.first_norms[group] is None:
         _export(step, group)
     step.values[group] = {}
@@ -137,23 +138,26 @@ def _norm(step: Step, number: int, out: int) -> None:
     box = program.box[number]
     held = [Part(shared, part.view(shared)) for part in parts if (shared := part.box.and_(box)).area]
     slopes = [_slope(step, number, out, gradient, part) for part in held]
-    if gradient.pooled is not None:
+    if gradient.pooled is not None and all(slope.pooled is not gradient.pooled for slope in slopes):
         step.pool.give(gradient.pooled)
+    del gradient
     sums = sum_in_order(
-        [gradient_sums(s.data, p.data, statistics) for s, p in zip(slopes, held, strict=True)]
+        [gradient_sums(s.part.data, p.data, statistics) for s, p in zip(slopes, held, strict=True)]
     )
     first = program.first_norms[step.group] == number
     if first:
-        sums, total = _first_norm_home(step, number, source, slopes, sums)
+        sums, total = _first_norm_home(step, number, source, [slope.part for slope in slopes], sums)
     else:
         total = _shared_sums(step, sums) if statistics.count else sums
     _norm_weights(step, number, sums, total)
     own = program.owned(source)
-    for slope, part in zip(slopes, held, strict=True):
+    for each, part in zip(slopes, held, strict=True):
+        slope, pooled = each.part, each.pooled
         if not step.wanted[source]:
             continue
         if first and not slope.box.inside(own):
-            step.pool.give(slope.data)
+            if pooled is not None:
+                step.pool.give(pooled)
             continue
         mine = slope.box.and_(own)
         if statistics.count and mine == slope.box:
@@ -166,20 +170,25 @@ def _norm(step: Step, number: int, out: int) -> None:
                 factor, constant = through_statistics(statistics, total)
                 slope.view(mine).addcmul_(part.view(mine), factor).add_(constant)
         if first:
-            step.contribute(source, slope, ours=True, pooled=slope.data)
+            step.contribute(source, slope, ours=True, pooled=pooled)
         else:
-            step.hand_back(source, slope, ours=True, pooled=slope.data)
+            step.hand_back(source, slope, ours=True, pooled=pooled)
 
 
-def _slope(step: Step, number: int, out: int, gradient: Gradient, part: Part) -> Part:
-    """The gradient of what the batch norm put out, in memory of its own, for one part of its input."""
-    made = Part(part.box, step.pool.take(tuple(part.data.shape), part.data))
-    if out == number:
-        made.data.copy_(gradient.part.view(part.box))
+def _slope(step: Step, number: int, out: int, gradient: Gradient, part: Part) -> Gradient:
+    """The gradient of what the batch norm put out, for one part of its input; in place if that can be."""
+    given = gradient.part.view(part.box)
+    if gradient.ours and gradient.part.box == part.box:
+        made = Gradient(gradient.part, ours=True, pooled=gradient.pooled)
     else:
+        fresh = step.pool.take(tuple(part.data.shape), part.data)
+        made = Gradient(Part(part.box, fresh), ours=True, pooled=fresh)
+    if out != number:
         y = step.values[step.group][out].view(part.box)
         assert y is not None
-        step.program.acts[out].back(gradient.part.view(part.box), y, made.data)
+        step.program.acts[out].back(given, y, made.part.data)
+    elif made.part is not gradient.part:
+        made.part.data.copy_(given)
     return made
 
 

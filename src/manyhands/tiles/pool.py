@@ -27,11 +27,17 @@ class Pool:
         self._keeps = keeps
         self._free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
 
-    def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
-        """A tensor of this shape with anything in it, of the type and on the device of another."""
+    def take(self, shape: Sequence[int], like: Tensor, taken: list[Tensor] | None = None) -> Tensor:
+        """A tensor of this shape with anything in it, of the type and on the device of another.
+
+        If it must come back, it is noted in `taken`; otherwise it goes when nobody reads it any more.
+        """
         free = self._free.get((prod(shape), like.dtype, like.device))
         flat = free.pop() if free else torch.empty(prod(shape), dtype=like.dtype, device=like.device)
-        return blank(shape, flat)
+        tensor = blank(shape, flat)
+        if self._keeps and taken is not None:
+            taken.append(tensor)
+        return tensor
 
     def give(self, tensor: Tensor) -> None:
         """Takes a whole tensor back that `take` gave and that nobody reads any more."""

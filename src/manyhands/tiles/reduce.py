@@ -150,7 +150,7 @@ class Reducer:
             if flight.total is None:
                 if not nearby.has(SUMS, others):
                     return
-                flight.total = self._added_up(nearby, flight)
+                flight.flat = flight.total = self._added_up(nearby, flight)
 
     def _added_up(self, nearby: Nearby, flight: _Flight) -> Tensor:
         letters = {tile: nearby.receive(SUMS, tile) for tile in self.peers.others}

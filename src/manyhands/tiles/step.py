@@ -89,9 +89,7 @@ class Step:
 
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Memory that the current group holds until its way back is done."""
-        tensor = self.pool.take(shape, like)
-        self.taken[self.group].append(tensor)
-        return tensor
+        return self.pool.take(shape, like, self.taken[self.group])
 
     def shape(self, number: int, box: Box) -> tuple[int, ...]:
         """The shape of a box of a map."""

@@ -49,9 +49,7 @@ class Value:
             return found
         like = self.parts[0].data
         shape = (*like.shape[:-2], box.rows.size, box.cols.size)
-        made = Part(box, pool.take(shape, like) if like.dim() == 4 else like.new_empty(shape))
-        if like.dim() == 4:
-            taken.append(made.data)
+        made = Part(box, pool.take(shape, like, taken) if like.dim() == 4 else like.new_empty(shape))
         if (
             not box.inside(hull(part.box for part in self.parts))
             or sum(part.box.and_(box).area for part in self.parts) < box.area
