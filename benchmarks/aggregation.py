@@ -47,60 +47,50 @@ def one(data: str, limit: int | None, method: str, ratio: float) -> dict[str, fl
     }
 
 
-def cost(data: str, model: str, batch_size: int) -> dict[str, float]:
-    """A forward pass over one example against training on it: in operations, and timed."""
+def cost(data: str, model: str, batch_size: int, num_examples: int, repeats: int) -> dict[str, float]:
+    """Processing a point against training on an example: in operations, and timed as a device does both."""
     import torch
-    from torch import nn
 
+    from manyhands.blocks import Weights
     from manyhands.data import DataSection, load
+    from manyhands.learn.selective import effects_of
+    from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase
     from manyhands.models import FAMILIES, cost_of
+    from manyhands.replica import Replica
 
-    shape = load(DataSection(name=data, limit=100), seed=0).shape
+    torch.set_num_threads(1)
+    loaded = load(DataSection(name=data, limit=num_examples), seed=0)
     family = FAMILIES[model]
-    net = family.build(family.sizes[-1], shape=shape, num_classes=10)
-    counted = cost_of(net, shape)
-    x, y = torch.rand(batch_size, *shape), torch.zeros(batch_size, dtype=torch.int64)
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-6, momentum=0.9)
 
-    def forward() -> None:
-        with torch.no_grad():
-            nn.functional.cross_entropy(net(x), y, reduction="none")
+    def build() -> torch.nn.Module:
+        return family.build(family.sizes[-1], shape=loaded.shape, num_classes=len(loaded.classes))
 
-    def train() -> None:
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(x), y).backward()
-        optimizer.step()
-
-    def timed(step: object, repeats: int = 9) -> float:
-        times = []
-        for _ in range(repeats):
-            started = time.monotonic()
-            step()  # type: ignore[operator]
-            times.append(time.monotonic() - started)
-        return sorted(times[1:])[len(times) // 2]
-
+    network = build()
+    architecture = Architecture(model, build, cost_of(network, loaded.shape))
+    start = Weights(network.state_dict())
+    section = LearnSection(batch_size=batch_size, learning_rate=1e-4, momentum=0.9)
+    phase = LocalPhase("bench", architecture, {}, loaded.train, section, seed=0)
+    times: dict[str, list[float]] = {"point": [], "example": []}
+    for _ in range(repeats + 1):
+        for what, run in (
+            ("point", lambda: effects_of(architecture, start, loaded.train)),
+            ("example", lambda: phase.trained(start, Replica(start), phase.batches(0))),
+        ):
+            started = time.process_time()  # of one thread, so that other work counts as little as can be
+            run()
+            times[what].append((time.process_time() - started) / len(loaded.train))
+    counted = architecture.cost
+    # The first of each warms up; the least of the others is the one that was disturbed least.
     return {
         "flops": counted.forward_flops / counted.train_flops,
-        "timed": timed(forward) / timed(train),
+        "timed": min(times["point"][1:]) / min(times["example"][1:]),
     }
 
 
-def main() -> None:
-    plain = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
-    parser.add_argument("--data", default="cifar10")
-    parser.add_argument("--limit", type=int, default=None)
-    parser.add_argument("--models", default="lenet5,alexnet,squeezenet,mobilenet_v2")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--one", nargs=2, metavar=("METHOD", "RATIO"), help="used by itself")
-    options = parser.parse_args()
-    if options.one:
-        print(json.dumps(one(options.data, options.limit, options.one[0], float(options.one[1]))))
-        return
-    from manyhands.data.aggregate import METHODS
-
+def making(options: argparse.Namespace, methods: tuple[str, ...]) -> None:
+    """A row for each method and ratio."""
     print(f"{'method':<14}{'ratio':>6}{'seconds':>9}{'peak GB':>9}{'points':>8}{'within':>8}")
-    for method in METHODS:
+    for method in methods:
         for ratio in RATIOS:
             limit = [] if options.limit is None else ["--limit", str(options.limit)]
             command = [sys.executable, __file__, "--data", options.data, *limit, "--one", method, str(ratio)]
@@ -110,9 +100,32 @@ def main() -> None:
                 f"{found['points']:>8}{found['within']:>8.1%}",
                 flush=True,
             )
+
+
+def main() -> None:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=plain)
+    parser.add_argument("--data", default="cifar10")
+    parser.add_argument("--limit", type=int, default=None)
+    parser.add_argument("--models", default="lenet5,alexnet,squeezenet,mobilenet_v2")
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument(
+        "--examples", type=int, default=512, help="trained on, and processed as points, a time"
+    )
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--processing", action="store_true", help="only what processing costs")
+    parser.add_argument("--one", nargs=2, metavar=("METHOD", "RATIO"), help="used by itself")
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(options.data, options.limit, options.one[0], float(options.one[1]))))
+        return
+    from manyhands.data.aggregate import METHODS
+
+    if not options.processing:
+        making(options, METHODS)
     print(f"\n{'model':<14}" + "".join(f"{f'ratio {ratio}':>26}" for ratio in RATIOS))
     for model in options.models.split(","):
-        part = cost(options.data, model, options.batch)
+        part = cost(options.data, model, options.batch, options.examples, options.repeats)
         cells = (f"{part['flops'] / r:.1%} flops, {part['timed'] / r:.1%} timed" for r in RATIOS)
         print(f"{model:<14}" + "".join(f"{cell:>26}" for cell in cells), flush=True)
 

@@ -4,7 +4,8 @@ Two devices, each a process of its own pinned to one core (``manyhands train --e
 together. Beside one of them busy processes share its core, so that it gets a part of it. GoSGD goes through
 all data in an epoch and waits for the slow one; the split by data balances from what epochs have taken. Both
 start from the same weights. Time is the wall clock; what counts is the time until the mean accuracy of the
-devices is the same.
+devices is the same: from the start of the processes, which takes the busy one many times as long as the free
+one, and from when both have begun. Nothing is taken from a cache.
 
     MANYHANDS_DATA=DATA python benchmarks/data_live.py --repeats 3 --json data-live.json
 
@@ -102,8 +103,15 @@ def pinned() -> Any:
 def run(args: argparse.Namespace, name: str, rounds: int, split: dict[str, Any]) -> dict[str, Any]:
     job = make_job(args, name, rounds, split)
     os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as out, loaded(args.load), pinned():
-        result = train(job, Path(out) / "run", engine="live")
+    with tempfile.TemporaryDirectory() as folder, loaded(args.load), pinned():
+        os.environ["XDG_CACHE_HOME"] = f"{folder}/cache"
+        out = (args.keep or Path(folder)) / f"{name}-{args.seed}"
+        result = train(job, out, engine="live")
+        events = [json.loads(line) for line in (out / "trace.jsonl").read_text().splitlines()]
+    begun = max(
+        min(e["started"] for e in events if e["event"] == "computed" and e["device"] == device)
+        for device in CORES
+    )
     points = sorted(
         (point["seconds"], device["name"], point["accuracy"])
         for device in result["devices"]
@@ -118,6 +126,7 @@ def run(args: argparse.Namespace, name: str, rounds: int, split: dict[str, Any])
     return {
         "name": name,
         "seconds": result["seconds"],
+        "begun": begun,
         "curve": curve,
         "accuracy": curve[-1][1],
         "ratios": {device["name"]: device["ratio"] for device in result["devices"]},
@@ -131,6 +140,12 @@ def seconds_to(curve: list[tuple[float, float]], accuracy: float) -> float | Non
     return next((seconds for seconds, reached in curve if reached >= accuracy), None)
 
 
+def once_begun(row: dict[str, Any]) -> float:
+    """How many times sooner, counted from when both devices have begun."""
+    slow_s, fast_s = (row["times"][i] - row[name]["begun"] for i, name in enumerate(("gosgd", "edgegossip")))
+    return float(slow_s / fast_s)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", default="lenet5")
@@ -138,10 +153,13 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=12000)
     parser.add_argument("--epochs", type=int, default=6, help="of GoSGD")
     parser.add_argument("--stretch", type=float, default=2.0)
+    parser.add_argument("--order", help="of the split by data; the job's default if left out")
+    parser.add_argument("--epoch-part", type=float, default=1.0, help="of the data; epochs are as many more")
     parser.add_argument("--load", type=int, default=3, help="busy processes beside the slow device")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--evaluate-examples", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", type=Path, help="leave the runs, with their traces, here")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if os.cpu_count() == 1:
@@ -150,12 +168,25 @@ def main() -> None:
     for repeat in range(args.repeats):
         args.seed += repeat > 0
         slow = run(args, "gosgd", args.epochs, {"by": "homogeneous"})
-        fast = run(args, "edgegossip", round(args.stretch * args.epochs), {"by": "data"})
+        section = {"epoch_part": args.epoch_part} | ({"order": args.order} if args.order else {})
+        rounds = round(args.stretch * args.epochs / args.epoch_part)
+        fast = run(args, "edgegossip", rounds, {"by": "data", "data": section})
         same = min(max(a for _, a in slow["curve"]), max(a for _, a in fast["curve"]))
         times = seconds_to(slow["curve"], same), seconds_to(fast["curve"], same)
         rows.append({"seed": args.seed, "gosgd": slow, "edgegossip": fast, "same": same, "times": times})
     table = Table(title=f"{args.model} on {args.data}, two processes, {args.load} busy ones beside one")
-    for column in ("seed", "run", "seconds", "accuracy", "waiting", "ratio", "to the same", "times faster"):
+    for column in (
+        "seed",
+        "run",
+        "seconds",
+        "begun",
+        "accuracy",
+        "waiting",
+        "ratio",
+        "to the same",
+        "faster",
+        "once begun",
+    ):
         table.add_column(column, justify="left" if column == "run" else "right")
     for row in rows:
         for name, seconds in zip(("gosgd", "edgegossip"), row["times"], strict=True):
@@ -165,15 +196,20 @@ def main() -> None:
                 str(row["seed"]),
                 name,
                 f"{one['seconds']:.1f}",
+                f"{one['begun']:.1f}",
                 f"{100 * one['accuracy']:.2f}",
                 " ".join(f"{w:.2f}" for w in one["waiting"].values()),
                 ratios,
                 f"{seconds:.1f}",
-                f"{row['times'][0] / row['times'][1]:.2f}" if name == "edgegossip" else "",
+                *(
+                    (f"{row['times'][0] / row['times'][1]:.2f}", f"{once_begun(row):.2f}")
+                    if name == "edgegossip"
+                    else ("", "")
+                ),
             )
     Console(width=120).print(table)
     if args.json:
-        args.json.write_text(json.dumps({"settings": vars(args) | {"json": str(args.json)}, "rows": rows}))
+        args.json.write_text(json.dumps({"settings": vars(args), "rows": rows}, default=str))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Time to the same accuracy: gossip on all data (GoSGD) against the split by data (paper 002, section 4.2).
 
 Platforms of four kinds in equal numbers, two of processors and two with graphics cards, each with
-co-running jobs of MapReduce, hold equal shares. GoSGD goes through all data in an epoch and waits for the
-slowest; the split by data balances. Both start from the same weights, with batches of 64, a rate of 0.01
-and a momentum of 0.9. Times are those of the simulator, with the making and processing of aggregated points
-charged.
+co-running jobs of MapReduce, hold equal shares. GoSGD goes through all data in an epoch, waits for the
+slowest and exchanges with one peer, drawn anew each time; the split by data balances. Both start from the
+same weights, with batches of 64, a rate of 0.01 and a momentum of 0.9. Times are those of the simulator,
+with the making and processing of aggregated points charged.
 
     python benchmarks/data_split.py --model lenet5 --json lenet5.json
     python benchmarks/data_split.py --model squeezenet --devices 8 --device cuda --json squeezenet-8.json
@@ -39,7 +39,7 @@ FLOPS = {"xeon-18-core": 302e9, "workstation-titan-xp": 4.86e12, "workstation-rt
 # The catalogue's rates are those of large networks. Small ones reach a part of them, on every platform.
 EFFICIENCY = {"lenet5": 0.01, "alexnet": 1.0, "squeezenet": 0.1, "mobilenet_v2": 0.2}
 EPOCHS = {"lenet5": 10, "alexnet": 30, "squeezenet": 30, "mobilenet_v2": 30}
-ORDERS = ("random", "effect", "mixed", "turns", "sampled")
+ORDERS = ("random", "effect", "mixed", "turns", "sampled", "recalled")
 LAST = 3
 """Measurements of whose accuracy the mean is taken at the end of a run."""
 
@@ -192,17 +192,21 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--topology",
         choices=["mesh", "ring", "random_regular"],
-        help="a mesh of up to eight platforms and a random graph of more if left out",
+        help="a mesh if left out; a random graph where more than eight exchange with all neighbours",
     )
     parser.add_argument(
         "--bandwidth-bps", type=float, default=9.4e9, help="of a platform's link; the paper names none"
     )
-    parser.add_argument("--mode", default="neighbours", choices=["neighbours", "epidemic", "push"])
+    parser.add_argument("--mode", default="epidemic", choices=["neighbours", "epidemic", "push"])
     parser.add_argument("--epochs", type=int, help="of GoSGD")
     parser.add_argument(
         "--stretch", type=float, default=2.0, help="epochs of the split by data to one of GoSGD"
     )
     parser.add_argument("--order", default="sampled", choices=ORDERS)
+    parser.add_argument(
+        "--epoch-part", type=float, default=1.0, help="of the fastest one's data; epochs are as many more"
+    )
+    parser.add_argument("--orders", help="for --ablation: these, with commas")
     parser.add_argument(
         "--aggregation", default="svd_kmeans", choices=["svd_kmeans", "isvd_lsh", "hash_kmeans"]
     )
@@ -227,7 +231,8 @@ def read_arguments() -> argparse.Namespace:
     if args.devices % len(PLATFORMS):
         parser.error(f"--devices {args.devices}: must be a multiple of {len(PLATFORMS)}")
     args.data = args.data or ("mnist" if args.model == "lenet5" else "cifar10")
-    args.topology = args.topology or ("mesh" if args.devices <= 8 else "random_regular")
+    many = args.devices > 8 and args.mode != "epidemic"
+    args.topology = args.topology or ("random_regular" if many else "mesh")
     args.epochs = args.epochs or EPOCHS[args.model]
     args.workers = args.workers if args.workers is not None else os.cpu_count()
     return args
@@ -237,15 +242,17 @@ def main() -> None:
     args = read_arguments()
     console = Console(width=140)
     baseline = run(args, "gosgd", args.epochs, {"by": "homogeneous"})
-    rounds = max(round(args.stretch * args.epochs), 1)
+    rounds = max(round(args.stretch * args.epochs / args.epoch_part), 1)
     runs = []
-    for order in ORDERS if args.ablation else (args.order,):
+    orders = args.orders.split(",") if args.orders else ORDERS
+    for order in orders if args.ablation else (args.order,):
         section = {
             "order": order,
             "aggregation": args.aggregation,
             "aggregation_ratio": args.ratio,
             "renew": args.renew,
             "weigh": args.weigh,
+            "epoch_part": args.epoch_part,
         }
         done = run(args, order if args.ablation else "edgegossip", rounds, {"by": "data", "data": section})
         done["compared"] = compared(baseline, done)

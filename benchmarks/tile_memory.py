@@ -1,9 +1,9 @@
 """Memory of a device that holds one of several tiles of YOLOv2, with and without recomputing.
 
-Processes may share cores: memory does not care. Activations are what is kept between the forward and the
-backward pass; with recomputing, all that tiles hold at any time of a step, the group that is computed again
-and the gradients of its maps included. Peak is resident memory above what a process holds before its
-network is built.
+Processes may share cores: memory does not care. *Kept* is what is there between the forward and the backward
+pass; *in a step* the most that tensors take at any time of a training step, what is computed again, the
+gradients of maps and what operations need for a moment included; in both, weights and their gradients are
+left out. *Resident* is a process's peak above what it holds before its network is built.
 """
 
 from __future__ import annotations
@@ -16,15 +16,24 @@ from pathlib import Path
 
 from tiles import OUT, Contestant, Running, UnavailableError, start
 
+COLUMNS = {"activation_bytes": "kept", "step_bytes": "in a step", "peak_bytes": "resident"}
+
+
+def grid_of(count: int) -> str:
+    """As square as it can be, which has the shortest borders."""
+    cols = max(side for side in range(1, int(count**0.5) + 1) if count % side == 0)
+    return f"{count // cols}x{cols}"
+
 
 def contestants(plan: str, counts: list[int]) -> list[Contestant]:
     found = [Contestant("one device", "tile_torch.py", ("--kind", "one"))]
-    for count in counts:
-        tiles = ("--kind", "tiles", "--plan", plan)
-        found.append(Contestant(f"{count} tiles", "tile_torch.py", tiles, count))
-    for count in counts:
-        tiles = ("--kind", "tiles", "--plan", "stages", "--checkpoint")
-        found.append(Contestant(f"{count} tiles, recomputing", "tile_torch.py", tiles, count))
+    for recomputes in (False, True):
+        for count in counts:
+            grid = grid_of(count)
+            more = ("--plan", "stages", "--checkpoint") if recomputes else ("--plan", plan)
+            name = f"{count} tiles ({grid}){', recomputing' if recomputes else ''}"
+            arguments = ("--kind", "tiles", "--grid", grid, *more)
+            found.append(Contestant(name, "tile_torch.py", arguments, count))
     return found
 
 
@@ -36,11 +45,7 @@ def memory_of(contestant: Contestant, options: argparse.Namespace) -> dict[str, 
         answers = running.end()
     finally:
         running.kill()
-    held = "held_bytes" if "--checkpoint" in contestant.arguments else "activation_bytes"
-    return {
-        "activation_bytes": max(answer[held] for answer in answers),
-        "peak_bytes": max(answer["peak_bytes"] for answer in answers),
-    }
+    return {key: max(answer[key] for answer in answers) for key in COLUMNS}
 
 
 def main() -> None:
@@ -56,7 +61,7 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     rows = []
     print(f"{shlex.join(['python', 'benchmarks/tile_memory.py', *sys.argv[1:]])}\n")
-    print(f"{'':<22}  activations MiB  x less  peak MiB  x less")
+    print(f"{'':<26}" + "".join(f"{name:>12} MiB  x less" for name in COLUMNS.values()))
     for contestant in contestants(options.plan, [int(count) for count in options.tiles.split(",")]):
         try:
             found = memory_of(contestant, options)
@@ -64,12 +69,8 @@ def main() -> None:
             print(f"{contestant.name}: {reason}")
             continue
         rows.append({"name": contestant.name, **found})
-        kept, peak = (rows[0][key] / found[key] for key in ("activation_bytes", "peak_bytes"))
-        activations, resident = (found[key] / 2**20 for key in ("activation_bytes", "peak_bytes"))
-        print(
-            f"{contestant.name:<22}  {activations:>15.1f}  {kept:>6.1f}  {resident:>8.0f}  {peak:>6.1f}",
-            flush=True,
-        )
+        cells = (f"{found[key] / 2**20:>16.1f}  {rows[0][key] / found[key]:>6.1f}" for key in COLUMNS)
+        print(f"{contestant.name:<26}" + "".join(cells), flush=True)
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1) + "\n")
 

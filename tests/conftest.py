@@ -22,7 +22,7 @@ settings.register_profile(
 settings.register_profile("seeking", settings.get_profile("shared"), derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "shared"))
 
-OVER_SOCKETS = ("test_live_runs.py", "tile_crew/", "wire/")
+OVER_SOCKETS = ("test_live_runs.py", "test_live_faults.py", "tile_crew/", "wire/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

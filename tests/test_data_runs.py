@@ -11,8 +11,10 @@ import pytest
 
 from manyhands.engine import simulate
 from manyhands.errors import JobError, RunError
-from manyhands.job import Job
-from manyhands.run import resume, train
+from manyhands.job import Job, load_job
+from manyhands.lessons import load_material
+from manyhands.run import put_together, resume, train
+from manyhands.sizing import Library
 
 MODES = ["neighbours", "epidemic", "push"]
 SPEEDS = {"slow": 2e7, "middle": 5e7, "fast": 2e8}
@@ -193,16 +195,26 @@ class KilledError(Exception):
     pass
 
 
-@pytest.mark.parametrize(("mode", "num_events"), [("neighbours", 90), ("epidemic", 70), ("push", 60)])
+@pytest.mark.parametrize(
+    ("mode", "num_events", "order"),
+    [
+        ("neighbours", 90, "turns"),
+        ("neighbours", 90, "recalled"),
+        ("epidemic", 70, "turns"),
+        ("push", 60, "turns"),
+    ],
+)
 def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(
     data_job: Callable[..., Job],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     mode: str,
     num_events: int,
+    order: str,
 ) -> None:
     job = data_job(
         exchange={"mode": mode},
+        split={"data": {"order": order}},
         run={"checkpoint_every_s": 1e-9},
         fault=[{"kind": "loss", "probability": 0.1}],
         contention=[{"kind": "bursty", "device": "fast", "on_s": 0.3, "off_s": 0.5, "level": 0.5}],
@@ -253,3 +265,26 @@ def test_push_is_for_those_who_hold_the_same(data_job: Callable[..., Job], tmp_p
     )
     with pytest.raises(JobError, match="unlike blocks"):
         train(job, tmp_path)
+
+
+def test_a_live_device_takes_its_slowdown_from_its_profile(data_job: Callable[..., Job]) -> None:
+    job = data_job()
+    material = load_material(job)
+
+    def slowdown_of_a_team(**known: Any) -> float:
+        team = put_together(job, material, Library(job, material), live=True, here=("fast",), **known)[2]
+        program: Any = team.participants["fast"].program
+        return float(program.keywords["place"].pace.slowdown(1.0, 3.0))
+
+    assert slowdown_of_a_team(slowdown=lambda from_s, until_s: until_s - from_s + 1) == 3.0
+    assert slowdown_of_a_team() == 1.0  # without one, epochs alone tell
+
+
+def test_a_profile_lies_beside_the_job_and_is_no_part_of_it(
+    data_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = data_job()
+    (tmp_path / "job.toml").write_text(job.to_toml().replace("[live]", '[live]\nprofile = "here.json"'))
+    found = load_job(tmp_path / "job.toml")
+    assert found.live.profile == (tmp_path / "here.json").resolve()
+    assert found.hash == job.hash

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -30,26 +29,7 @@ from manyhands.report.device_folder import DeviceFolder, merged_events
 from manyhands.run import gather, resume, train
 from manyhands.seeds import numpy_generator
 from manyhands.wire.session import free_endpoints
-
-PATIENT = {"wait_s": 300.0, "patience_s": 120.0, "linger_s": 120.0}
-KEPT = {"save_models": True, "report": False, "evaluate_examples": 60}
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "trace.jsonl").read_text().splitlines()]
-
-
-def children() -> dict[str, psutil.Process]:
-    """The devices that this process has started, by name."""
-    found = {}
-    for child in psutil.Process().children(recursive=True):
-        try:
-            words = child.cmdline()
-        except psutil.Error:
-            continue
-        if "join" in words and "--name" in words:
-            found[words[words.index("--name") + 1]] = child
-    return found
+from processes import KEPT, PATIENT, children, events
 
 
 def test_a_rehearsal_gives_the_networks_of_the_simulator(

@@ -21,7 +21,9 @@ def plan_of(model: nn.Module, options: argparse.Namespace, world: int) -> TilePl
     groups = {"none": None, "fused": (), "stages": stages}
     mode = "one" if options.batch == 1 else "data"
     if options.plan in groups:
-        return even_plan(graph, world, group_starts=groups[options.plan], tail="output", tail_mode=mode)
+        rows, cols = (int(side) for side in (options.grid or f"{world}x1").split("x"))
+        starts = groups[options.plan]
+        return even_plan(graph, rows, cols, group_starts=starts, tail="output", tail_mode=mode)
     from tile_planning import planned
 
     return planned(graph, options.batch, options.profile).plan

@@ -15,12 +15,17 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from itertools import accumulate
+from operator import itemgetter
+from typing import Any
 
 import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._profiler import _EventType
 from torch.autograd.graph import saved_tensors_hooks
+from torch.profiler import ProfilerActivity, profile
 
 from manyhands.models.yolov2 import VOC_ANCHORS, YoloV2
 
@@ -103,14 +108,37 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor,
         loss = forward()
     found = {address: storage.nbytes() for address, storage in kept.items()}
     found |= {address: size for address, size in living_storages().items() if address not in before}
+    kept.clear()  # the hook, and with it this, lives as long as the graph
     return loss, sum(size for address, size in found.items() if address not in weights)
 
 
-def held_bytes(model: nn.Module) -> int:
-    """What is left after a step beside weights and gradients: tiles keep their memory for the next step."""
-    own = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    but = {tensor.untyped_storage().data_ptr() for tensor in own}
-    return sum(size for address, size in living_storages().items() if address not in but)
+def memory_of(
+    model: nn.Module, forward: Callable[[], Tensor], back: Callable[[Tensor], None]
+) -> dict[str, int]:
+    """What is kept between the passes, and the most that the step, the first, holds beside gradients."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+        loss, kept = kept_bytes(model, forward)
+        back(loss)
+        del loss
+    assert profiler.profiler is not None
+    taken = allocations(profiler.profiler.kineto_results.experimental_event_tree())
+    gradients = {p.grad.untyped_storage().data_ptr() for p in model.parameters() if p.grad is not None}
+    # Addresses are used again: the last time one was taken, it was for the gradient.
+    last = {address: at for at, (_, address, size) in enumerate(taken) if size > 0 and address in gradients}
+    apart = set(last.values())
+    held = accumulate(size for at, (_, _, size) in enumerate(taken) if at not in apart)
+    return {"activation_bytes": kept, "step_bytes": max(held)}
+
+
+def allocations(events: list[Any]) -> list[tuple[int, int, int]]:
+    """When memory was taken or, if its size is negative, given back, where, and how many bytes; in order."""
+    found, left = [], list(events)
+    while left:
+        event = left.pop()
+        left.extend(event.children)
+        if event.tag == _EventType.Allocation:
+            found.append((event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size))
+    return sorted(found, key=itemgetter(0))
 
 
 def living_storages() -> dict[int, int]:
@@ -133,6 +161,7 @@ def main() -> None:
     parser.add_argument("--profile", default="")
     parser.add_argument("--wire", default="")
     parser.add_argument("--checkpoint", action="store_true")
+    parser.add_argument("--grid", default="", help="rows and columns of tiles, as in 3x2")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -141,20 +170,18 @@ def main() -> None:
     model, forward, between = contestant(options, rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
-    def step() -> float:
-        optimizer.zero_grad()
-        output, total = forward()
-        loss = loss_of(output, total)
+    def back(loss: Tensor) -> None:
         loss.backward()
         between()
+
+    def step() -> float:
+        optimizer.zero_grad()
+        loss = loss_of(*forward())
+        back(loss)
         optimizer.step()
         return loss.item()
 
-    loss, activations = kept_bytes(model, lambda: loss_of(*forward()))
-    loss.backward()
-    between()
-    del loss
-    held = held_bytes(model)
+    memory = memory_of(model, lambda: loss_of(*forward()), back)
     settings = f"torch {torch.__version__}"
     print(json.dumps({"ready": settings}), flush=True)
     for line in sys.stdin:
@@ -168,10 +195,7 @@ def main() -> None:
             times.append(time.perf_counter() - start)
         print(json.dumps({"seconds": times[1:], "losses": losses}), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(
-        json.dumps({"peak_bytes": peak - baseline, "activation_bytes": activations, "held_bytes": held}),
-        flush=True,
-    )
+    print(json.dumps({"peak_bytes": peak - baseline, **memory}), flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

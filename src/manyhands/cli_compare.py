@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from matplotlib.figure import Figure
 from rich.console import Console
 from rich.markup import escape
 
@@ -38,6 +37,9 @@ from manyhands.report.sweep import save_sweep_png, write_sweep_page
 from manyhands.run import compare as run_compare
 from manyhands.sweeps import Cell, Vary, comparison, prepare, sweep
 from manyhands.variation import check_splits
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["compare"]
 

@@ -17,6 +17,7 @@ from manyhands.exchange.pace import Pace, Portion
 from manyhands.exchange.push import PushPlace, push_to_peers
 from manyhands.exchange.sum_weights import FIRST_UNITS
 from manyhands.fleet import Contention, Fleet
+from manyhands.fleet.outlook import Slowdown
 from manyhands.hand import Message, Work
 from manyhands.job import Job
 from manyhands.learn.selective import SelectivePhase
@@ -40,6 +41,7 @@ class Company:
         blocks: All blocks before the first round.
         counts: How much data each device has.
         live: Whether devices are on hosts of their own, whose speed is not known.
+        slowdown: Of such a host, what co-running work costs it, where it has a profile.
     """
 
     job: Job
@@ -50,6 +52,7 @@ class Company:
     blocks: Blocks
     counts: Counts
     live: bool = False
+    slowdown: Slowdown | None = None
 
     @property
     def holds(self) -> dict[str, tuple[str, ...]]:
@@ -155,13 +158,7 @@ def _pace(company: Company, name: str, exchange_s: float, *, waits: bool) -> Pac
     section = job.split.data
     if not isinstance(phase, SelectivePhase) or section is None:
         return None
-    contention = Contention(job.contention, company.fleet, job.seed)
     flops_per_example = float(phase.architecture.cost.train_flops)
-
-    def slowdown(from_s: float, until_s: float) -> float:
-        if company.live:
-            return 1.0  # what co-running work costs a real device is in what its last epochs took
-        return contention.mean(name, from_s, until_s).slowdown
 
     def train(replica: Replica, blocks: Blocks, number: int, portion: Portion) -> Work:
         return phase.part(replica, blocks, number, portion.ratio, portion.taken)
@@ -171,7 +168,7 @@ def _pace(company: Company, name: str, exchange_s: float, *, waits: bool) -> Pac
         company.num_examples,
         replica_holders(company.fleet.names, section.replicas),
         flops_per_example / company.fleet[name].flops,
-        slowdown,
+        _slowdown(company, name),
         phase.prepare,
         train,
         flops_per_example,
@@ -180,6 +177,17 @@ def _pace(company: Company, name: str, exchange_s: float, *, waits: bool) -> Pac
         company.patience_s,
         tries=company.live,
     )
+
+
+def _slowdown(company: Company, name: str) -> Slowdown:
+    """What co-running work costs a device, over a span of time.
+
+    Without a profile what it costs a real one is in what its last epochs took, and in nothing else.
+    """
+    if company.live:
+        return company.slowdown or (lambda _from_s, _until_s: 1.0)
+    contention = Contention(company.job.contention, company.fleet, company.job.seed)
+    return lambda from_s, until_s: contention.mean(name, from_s, until_s).slowdown
 
 
 def _expected_s(company: Company, places: Mapping[str, Neighbourhood], *, trained: bool = False) -> float:

@@ -145,7 +145,12 @@ def load_job(path: Path, changes: Sequence[str] = (), seed: int | None = None) -
         raise JobError("job file", str(path), "there is no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise JobError("job file", str(path), f"cannot be read as TOML: {error}") from error
-    for table, key in ((said.get("data"), "path"), (_table(said, "split", "task"), "pretrained")):
+    places = (
+        (said.get("data"), "path"),
+        (_table(said, "split", "task"), "pretrained"),
+        (said.get("live"), "profile"),
+    )
+    for table, key in places:
         if isinstance(table, dict) and isinstance(table.get(key), str):
             table[key] = str((path.parent / Path(table[key]).expanduser()).resolve())
     recorded = [table for table in said.get("contention", ()) if isinstance(table, dict)]
@@ -220,6 +225,9 @@ def _checked(said: dict[str, Any]) -> Job:
         job = job.model_copy(update={"split": job.split.model_copy(update={"task": task})})
     if any(isinstance(work, Recorded) for work in job.contention):
         job = job.model_copy(update={"contention": tuple(map(_at_home, job.contention))})
+    if job.live.profile is not None:
+        at = job.live.profile.expanduser().resolve()
+        job = job.model_copy(update={"live": job.live.model_copy(update={"profile": at})})
     if job.data.path is not None:
         at = job.data.path.expanduser().resolve()
         job = job.model_copy(update={"data": job.data.model_copy(update={"path": at})})

@@ -28,6 +28,7 @@ from manyhands.engine.live import LiveDevice, Place
 from manyhands.engine.live_hand import HELLO
 from manyhands.errors import JobError, RunError
 from manyhands.exchange.coordination import Progress
+from manyhands.fleet.outlook import Slowdown, slowdown_here
 from manyhands.hand import Facts
 from manyhands.job import Job
 from manyhands.lessons import Material, load_material
@@ -91,12 +92,35 @@ def join(
     Returns:
         Whether the job came to its end; False if it was stopped.
     """
+    num_bytes = 0
+
+    def counted(event: Facts) -> None:
+        nonlocal num_bytes
+        if event["event"] in ("sent", "received"):
+            num_bytes += event["bytes"]
+        watch(event)
+
     check_live(job)
     if line.keys is not None:
         check_keys(line.keys, name)
+    with slowdown_here(job.live.profile, lambda: num_bytes) as slowdown:
+        return _take_part(job, name, out, line, slowdown, counted, progress, tethered=tethered)
+
+
+def _take_part(
+    job: Job,
+    name: str,
+    out: Path,
+    line: Line,
+    slowdown: Slowdown | None,
+    watch: Callable[[Facts], None],
+    progress: ReadingProgress | None,
+    *,
+    tethered: bool,
+) -> bool:
     material = load_material(job, progress)
     library = Library(job, material, progress)
-    fleet, split, team, _ = put_together(job, material, library, live=True, here=(name,))
+    fleet, split, team, _ = put_together(job, material, library, live=True, here=(name,), slowdown=slowdown)
     if name not in fleet.names:
         raise JobError(
             "--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}"

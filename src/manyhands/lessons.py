@@ -23,6 +23,7 @@ from manyhands.games import Game, load_game
 from manyhands.hand import Facts, Work
 from manyhands.job import Job
 from manyhands.learn.optimizers import num_slots
+from manyhands.learn.ranking import uses_points
 from manyhands.learn.reinforcement import PracticePhase, score_of
 from manyhands.learn.selective import Gathered, SelectivePhase, Share
 from manyhands.learn.supervised import LocalPhase, accuracy_of
@@ -182,7 +183,7 @@ class _Classroom:
         owners = [plain.device, *(owner for owner in self._shares if plain.device in holders[owner])]
         shares = {owner: Share(owner, self._shares[owner], partial(self._gather, owner)) for owner in owners}
         flops = 0.0
-        if section.order != "random":
+        if uses_points(section.order):
             features = plain.train.x[:1].numel()
             flops = aggregation_flops(len(plain.train), features, _method(section), section.aggregation_ratio)
         return SelectivePhase(plain, shares, section.order, section.renew, flops)

@@ -27,6 +27,7 @@ from manyhands.engine.simulate import Keeping, Simulation
 from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
 from manyhands.fleet import Contention, Fleet, make_fleet
+from manyhands.fleet.outlook import Slowdown
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, MeasureName, give_lessons, load_material
@@ -206,6 +207,7 @@ def put_together(
     *,
     live: bool = False,
     here: Collection[str] | None = None,
+    slowdown: Slowdown | None = None,
 ) -> tuple[Fleet, Split, Team, dict[str, GroupPlan]]:
     """From a job to its devices, who trains what, the programs of all hands, and how tile groups compute.
 
@@ -215,6 +217,7 @@ def put_together(
         library: Its networks.
         live: Whether devices are on hosts of their own.
         here: Those that compute on this machine; the GPUs of others need not be there. None: all.
+        slowdown: What co-running work costs this machine, where that is known.
     """
     fleet = make_fleet(job.fleet, seed=job.seed, tiled=job.split.by == "space")
     if here is not None:
@@ -228,7 +231,7 @@ def put_together(
     sizing = choose_sizes(job, fleet, library, lessons)
     split = SPLITS[job.split.by](sizing.fleet, offered_networks(library), job.split)
     sizing, groups = plan_groups(job, material.shape, sizing, split, library)
-    team = make_team(job, sizing, split, library, lessons, live=live)
+    team = make_team(job, sizing, split, library, lessons, live=live, slowdown=slowdown)
     _check_faults(job, fleet.names, tuple(team.hosts))
     return sizing.fleet, split, team, groups
 

@@ -19,6 +19,7 @@ from manyhands.exchange.counts import Counts
 from manyhands.exchange.device import take_part, work_alone
 from manyhands.exchange.member import Member
 from manyhands.fleet import Device, Fleet
+from manyhands.fleet.outlook import Slowdown
 from manyhands.gossip import Company, gossip
 from manyhands.hand import Message, Work
 from manyhands.job import Job
@@ -65,6 +66,7 @@ class _Setting:
     lessons: Lessons
     looker: Looker
     live: bool
+    slowdown: Slowdown | None = None
 
     @cached_property
     def blocks(self) -> dict[str, Weights]:
@@ -107,12 +109,29 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
 
 
 def make_team(
-    job: Job, sizing: Sizing, split: Split, library: Library, lessons: Lessons, *, live: bool = False
+    job: Job,
+    sizing: Sizing,
+    split: Split,
+    library: Library,
+    lessons: Lessons,
+    *,
+    live: bool = False,
+    slowdown: Slowdown | None = None,
 ) -> Team:
-    """Seats every device and binds the programs; `live` for hosts of their own, whose speed is not known."""
+    """Seats every device and binds the programs.
+
+    Args:
+        job: The job.
+        sizing: Its devices, and which size each can train.
+        split: Who trains what.
+        library: The networks.
+        lessons: How devices learn.
+        live: For hosts of their own, whose speed is not known.
+        slowdown: What co-running work costs this host, where that is known.
+    """
     fleet = sizing.fleet
     looker = Looker(lessons, len(library.sizes) + 4)
-    setting = _Setting(job, fleet, split, library, lessons, looker, live)
+    setting = _Setting(job, fleet, split, library, lessons, looker, live, slowdown)
     for device in fleet.devices:
         if not device.executors:  # a group's plan has seen to it
             _check_memory(setting, device)
@@ -242,7 +261,15 @@ def _participants(
     job = setting.job
     if setting.split.exchanges and host is None:
         company = Company(
-            job, setting.fleet, setting.split, members, phases, setting.blocks, counts, setting.live
+            job,
+            setting.fleet,
+            setting.split,
+            members,
+            phases,
+            setting.blocks,
+            counts,
+            setting.live,
+            setting.slowdown,
         )
         return gossip(company)
     program = partial(

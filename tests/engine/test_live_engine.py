@@ -14,6 +14,7 @@ import torch
 from manyhands.blocks import Weights
 from manyhands.engine.clock import epoch_seconds
 from manyhands.engine.live import LiveDevice, LiveSection, Past, Place
+from manyhands.engine.live_hand import LiveHand
 from manyhands.engine.participant import Participant
 from manyhands.engine.state import StateFolder
 from manyhands.errors import RunError
@@ -170,6 +171,36 @@ def test_what_others_hear_is_on_disk_before(tmp_path: Path) -> None:
     assert seen == [True] * 20
 
 
+@pytest.mark.parametrize("event", ["round", "merged"])
+def test_what_is_reported_as_done_is_on_disk(
+    event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a program saves before it reports or right after."""
+    stage = Stage(tmp_path)
+    stage.names = ("a",)
+    told: list[int] = []
+    write = StateFolder.write
+
+    def written(folder: StateFolder, state: Any) -> None:
+        told.append(len(stage.of(event)))
+        write(folder, state)
+        told.append(len(stage.of(event)))
+
+    monkeypatch.setattr(StateFolder, "write", written)
+
+    async def work(hand: Hand) -> None:
+        hand.save(replica(1))
+        hand.report(event, round=1)
+        while not stage.of(event):
+            await hand.sleep(0.01)
+        hand.report(event, round=2)
+        hand.save(replica(2))
+
+    asyncio.run(lived(stage.device("a", work)))
+    assert [said["round"] for said in stage.of(event)] == [1, 2]
+    assert told == [0, 0, 1, 1]
+
+
 def test_a_hand_that_is_done_is_not_run_again(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     stage.names = ("a",)
@@ -220,6 +251,27 @@ def test_losing_a_peer_and_having_it_back_is_told(tmp_path: Path) -> None:
     assert heard == ["b", "b"]
     assert [event["peer"] for event in stage.of("peer_lost") if event["device"] == "a"] == ["b"]
     assert [event["peer"] for event in stage.of("peer_back") if event["device"] == "a"] == ["b"]
+
+
+def test_another_incarnation_is_a_peer_that_is_back_and_the_same_one_is_no_news(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    seen: list[int] = []
+
+    async def watch(hand: LiveHand) -> None:
+        for incarnation in (1, 1, 2, 2, 3):
+            hand.presence("b", incarnation)
+            while await hand.receive("joined", timeout_s=0):
+                seen.append(incarnation)
+        hand.presence("b", None)
+
+    asyncio.run(lived(stage.device("a", watch)))
+    assert seen == [1, 2, 3]
+    assert [e["event"] for e in stage.events if e.get("peer") == "b"] == [
+        "peer_joined",
+        "peer_back",
+        "peer_back",
+        "peer_lost",
+    ]
 
 
 def test_one_that_is_done_need_not_be_waited_for_once_its_word_has_come(tmp_path: Path) -> None:

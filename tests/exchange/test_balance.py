@@ -34,6 +34,37 @@ def test_everybody_takes_the_same_time(said: dict[str, Announced]) -> None:
         assert isclose(ratio * said[name].num_examples / said[name].throughput, found.epoch_s, rel_tol=1e-9)
 
 
+BUSY = st.dictionaries(
+    st.text("abcdefgh", min_size=1, max_size=2),
+    st.builds(Announced, SPEEDS, SIZES, st.floats(0, 100)),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(BUSY, st.floats(0.05, 1.0))
+def test_what_an_epoch_takes_besides_training_is_part_of_its_time(
+    said: dict[str, Announced], part: float
+) -> None:
+    found = balance(said, part=part)
+    first = min(said, key=lambda n: said[n].fixed_s + part * said[n].training_s)
+    assert found.ratios[first] == max(found.ratios.values()) == part  # the first leaves out nothing
+    for name, ratio in found.ratios.items():
+        assert ratio > 0
+        took_s = said[name].fixed_s + ratio * said[name].training_s
+        late_s = max(said[name].fixed_s - 0.99 * found.epoch_s, 0) + 1e-6 * found.epoch_s
+        assert took_s <= found.epoch_s + late_s  # nobody is later than what it does besides makes it
+        assert took_s >= found.epoch_s * (1 - 1e-6) or ratio == part
+
+
+def test_a_device_that_is_slow_beside_training_trains_less() -> None:
+    said = {"gpu": Announced(100.0, 1000, 0.5), "pi": Announced(10.0, 500, 3.0)}
+    found = balance(said)
+    assert found.epoch_s == 10.5
+    assert found.ratios == {"gpu": 1.0, "pi": 0.15}
+    assert balance(said | {"pi": Announced(10.0, 500, 20.0)}).ratios["pi"] > 0  # with no time left, a little
+
+
 @given(FLEETS)
 def test_the_order_of_announcements_changes_nothing(said: dict[str, Announced]) -> None:
     shuffled = dict(sorted(said.items(), reverse=True))

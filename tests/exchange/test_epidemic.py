@@ -58,9 +58,9 @@ def test_a_block_is_averaged_by_those_of_a_pair_who_both_hold_it() -> None:
     assert rows == {"stem": {"b": 0.5}, "task": {}}
 
 
-def test_all_come_to_the_mean(fleet: Fleet) -> None:
-    """Four devices that start at 0, 1, 2 and 3 and train nothing."""
-    section = ExchangeSection(mode="epidemic", rounds=25)
+def _simulate(fleet: Fleet, rounds: int, phase_flops: dict[str, float]) -> tuple[list[float], list[str]]:
+    """Devices that start at 0, 1, 2 … and train nothing: where they end, and what they report."""
+    section = ExchangeSection(mode="epidemic", rounds=rounds, deadline_s=1e6)
     holds = dict.fromkeys(fleet.names, ("model",))
     participants = {}
     for value, name in enumerate(fleet.names):
@@ -69,8 +69,29 @@ def test_all_come_to_the_mean(fleet: Fleet) -> None:
         place = Neighbourhood(
             section, {"model": one(float(value))}, meet(0), 5.0, 0, meet=meet, company=others
         )
-        program = partial(exchange_with_neighbours, member=member(0.0, 1e9), place=place)
+        program = partial(exchange_with_neighbours, member=member(0.0, phase_flops[name]), place=place)
         participants[name] = Participant(program, name, place.peers)
-    simulation = Simulation(fleet, participants, lambda _event, _line: None, faults=Faults(), cores=Cores(0))
+    events: list[str] = []
+    simulation = Simulation(
+        fleet,
+        participants,
+        lambda event, _line: events.append(event["event"]),
+        faults=Faults(),
+        cores=Cores(0),
+    )
     values = [float(replica.weights["w"]) for replica in simulation.run().values()]
+    return values, events
+
+
+def test_all_come_to_the_mean(fleet: Fleet) -> None:
+    values, _ = _simulate(fleet, 25, dict.fromkeys(fleet.names, 1e9))
     assert values == pytest.approx([1.5] * 4, abs=1e-3)
+
+
+def test_those_ahead_do_not_make_others_skip_a_round(fleet: Fleet) -> None:
+    """Fast pairs get rounds ahead of slow ones; nobody may leave its partner of a round alone for that."""
+    speeds = dict(zip(fleet.names, (1e7, 2e7, 1e9, 5e9), strict=True))
+    values, events = _simulate(fleet, 25, speeds)
+    assert values == pytest.approx([1.5] * 4, abs=1e-3)
+    assert events.count("round") == 4 * 25
+    assert not {"missed", "late"}.intersection(events)

@@ -155,6 +155,25 @@ def test_an_old_word_is_late_and_left_out() -> None:
     assert events(hand, "late") == [{"event": "late", "peer": "p", "round": 0}]
 
 
+def test_one_that_was_away_and_is_behind_is_told_how_far_this_device_is() -> None:
+    """Else it waits for this device, which waits for one that waits for the one that is behind."""
+
+    class Away(ScriptedHand):
+        """Its peer p comes back when it has sent its words of the second round."""
+
+        async def send(self, peer: str, message: Message) -> None:
+            await super().send(peer, message)
+            if message.round == 1:
+                self.peers = PEERS
+
+    inbox = [said("q", 0, stem=1.0), said("p", 0, stem=9.0), said("p", 0, stem=9.0), said("q", 1, stem=2.0)]
+    hand = Away("x", inbox, ("q",))
+    run(hand, place(rounds=2))
+    assert [(peer, m.round) for peer, m in hand.sent] == [("q", 0), ("q", 1), ("p", 1)]
+    assert values(hand.sent[-1][1].blocks).keys() == {"stem"}
+    assert len(events(hand, "late")) == 2  # a doubled word is answered once
+
+
 def test_a_doubled_word_counts_once() -> None:
     inbox = [said("p", stem=5.0), said("p", stem=5.0), said("q", stem=1.0)]
     hand = ScriptedHand("x", inbox, PEERS)

@@ -12,7 +12,7 @@ import pytest
 from manyhands.blocks import Weights
 from manyhands.engine.scripted import ScriptedHand
 from manyhands.exchange.member import Member
-from manyhands.exchange.pace import Pace, Pacing, Portion, local_phase
+from manyhands.exchange.pace import MEMORY, Pace, Pacing, Portion, local_phase
 from manyhands.hand import Message, Outcome, Work
 from manyhands.replica import Blocks, Replica
 from manyhands.splits import DataSplitSection
@@ -56,7 +56,7 @@ def events(hand: ScriptedHand, kind: str) -> list[dict[str, Any]]:
 def test_it_announces_to_all_and_goes_through_what_the_fastest_leaves_it_time_for() -> None:
     hand = ScriptedHand("x", [said("p", 50.0), said("q", 50.0, 200)], ("p", "q"))
     assert plan(hand) == Portion(0.2)  # p is done in 2 s, and x would take 10
-    facts = {"throughput": 10.0, "examples": 100}
+    facts = {"throughput": 10.0, "examples": 100, "fixed_s": 0.0}
     assert [(peer, m.kind, m.facts) for peer, m in hand.sent] == [
         ("p", "announce", facts),
         ("q", "announce", facts),
@@ -140,6 +140,8 @@ def test_co_running_work_slows_what_is_expected_and_not_what_is_learned() -> Non
         said("p", float("inf")),
         said("p", "fast"),
         said("p", 1.0, 0.5),
+        Message("announce", 0, {"throughput": 1.0, "examples": 100, "fixed_s": -1.0}, sender="p"),
+        Message("announce", 0, {"throughput": 1.0, "examples": 100, "fixed_s": "long"}, sender="p"),
         said("stranger", 1.0),
         Message("announce", 0, {}, sender="p"),
     ],
@@ -148,6 +150,32 @@ def test_nonsense_is_refused(message: Message) -> None:
     hand = ScriptedHand("x", [message], ("p", "q"))
     assert plan(hand) == Portion(1.0)
     assert [event["reason"] for event in events(hand, "refused")] == ["no announcement"]
+
+
+def test_an_epoch_is_a_part_of_the_data_if_the_job_says_so() -> None:
+    hand = ScriptedHand("x", [said("p", 50.0), said("q", 50.0, 200)], ("p", "q"))
+    assert plan(hand, epoch_part=0.5) == Portion(0.1)
+    assert events(hand, "balanced")[0]["epoch_s"] == 1.0
+    hand = ScriptedHand("x", [said("p", 50.0), said("q", 5.0, 200)], ("p", "q"))
+    assert plan(hand, balance=False, epoch_part=0.5) == Portion(0.5)
+    assert events(hand, "balanced")[0]["epoch_s"] == 20.0
+
+
+def test_what_a_round_takes_besides_training_and_waiting_is_announced_and_left_free() -> None:
+    hand = ScriptedHand("x", [], ())
+    pacing = Pacing(pace(failure_threshold=0.9))
+    pacing.round_took(3.0, waited_s=1.0)
+    asyncio.run(pacing.compute(hand, Work("train", Outcome)))
+    assert pacing.fixed_s == 2.0
+    heard = ScriptedHand("x", [said("p", 50.0), said("q", 50.0, 200)], ("p", "q"))
+    # p is done in 2 s, which is what x needs for all else: it still trains a little.
+    assert 0 < asyncio.run(pacing.plan(heard, 1)).ratio < 0.01
+    assert heard.sent[0][1].facts["fixed_s"] == 2.0
+    for _ in range(MEMORY):
+        pacing.round_took(1.0, waited_s=0.5)
+    assert pacing.fixed_s == 0.5
+    heard = ScriptedHand("x", [said("p", 50.0, number=2), said("q", 50.0, 200, 2)], ("p", "q"))
+    assert asyncio.run(pacing.plan(heard, 2)) == Portion(0.15)
 
 
 def test_points_are_made_once_before_the_first_epoch() -> None:

@@ -14,7 +14,15 @@ from hypothesis import strategies as st
 
 from manyhands.blocks import Weights, whole_model
 from manyhands.data import Examples
-from manyhands.learn.ranking import iterations, needs_effects, rank, shuffled, to_renew
+from manyhands.learn.ranking import (
+    draw,
+    iterations,
+    needs_effects,
+    rank,
+    recalled_weights,
+    shuffled,
+    to_renew,
+)
 from manyhands.learn.selective import Gathered, SelectivePhase, Share, effects_of
 from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase
 from manyhands.models import ModelSection, build, cost_of
@@ -22,7 +30,8 @@ from manyhands.replica import Replica
 
 MODEL = ModelSection(name="lenet5", size="small")
 SHAPE, CLASSES = (1, 8, 8), 4
-ORDERS = ["effect", "mixed", "turns", "sampled", "random"]
+ORDERS = ["effect", "mixed", "turns", "sampled", "recalled", "random"]
+WITHOUT_POINTS = ("recalled", "random")
 
 
 def dice(seed: int = 0) -> np.random.Generator:
@@ -113,8 +122,26 @@ def test_effects_are_renewed_where_training_has_changed_them_then_in_turn() -> N
 
 
 def test_an_order_that_mixes_needs_no_effects_where_nothing_is_left_out() -> None:
-    assert [needs_effects(order, 1.0) for order in ORDERS] == [True, False, False, False, False]
-    assert [needs_effects(order, 0.5) for order in ORDERS] == [True, True, True, True, False]
+    assert [needs_effects(order, 1.0) for order in ORDERS] == [True, False, False, False, False, False]
+    assert [needs_effects(order, 0.5) for order in ORDERS] == [True, True, True, True, False, False]
+
+
+def test_what_was_hard_when_last_trained_on_is_drawn_more_often_and_nobody_is_shut_out() -> None:
+    losses, last = numbers(*[0.0] * 50, *[1.0] * 50), np.array([3] * 100)
+    weights = recalled_weights(losses, last)
+    assert weights[-1] / weights[0] == pytest.approx(1.05 / 0.05)  # a tenth of the mean is everybody's
+    first = np.concatenate([draw(weights, 30, dice(n)) for n in range(40)])
+    easy = int((first < 50).sum())
+    assert 0 < easy < 0.3 * len(first)
+    assert all(len(set(draw(weights, 60, dice(n)).tolist())) == 60 for n in range(5))
+
+
+def test_what_was_never_trained_on_counts_as_the_newest_do_on_average() -> None:
+    losses, last = numbers(5.0, np.nan, 1.0, 3.0, np.inf), np.array([0, -1, 2, 2, 1])
+    weights = recalled_weights(losses, last)
+    assert weights - weights[2] + 1.0 == pytest.approx([5.0, 2.0, 1.0, 3.0, 2.0])
+    assert recalled_weights(numbers(np.nan, np.nan), np.array([-1, -1])).tolist() == [1.0, 1.0]
+    assert (recalled_weights(numbers(0.0, 0.0), np.array([0, 0])) > 0).all()
 
 
 # With a network.
@@ -163,10 +190,10 @@ def seen(trained: SelectivePhase, monkeypatch: pytest.MonkeyPatch, **part: Any) 
     batches: list[list[int]] = []
     original = LocalPhase.trained
 
-    def spy(self: LocalPhase, start: Any, replica: Replica, given_: Any) -> Any:
+    def spy(self: LocalPhase, start: Any, replica: Replica, given_: Any, *note: Any) -> Any:
         kept = [(x, y) for x, y in given_]
         batches.extend([_places(trained, x) for x, _ in kept])
-        return original(self, start, replica, kept)
+        return original(self, start, replica, kept, *note)
 
     monkeypatch.setattr(LocalPhase, "trained", spy)
     trained.part(fresh(), first_blocks(), 0, **part).run()
@@ -221,11 +248,11 @@ def test_an_epoch_costs_what_it_is_charged_and_stays_in_its_time(order: Any) -> 
         facts = work.run().facts
         assert work.flops == plan.flops
         assert work.flops == facts["examples"] * cost.train_flops + facts["points"] * cost.forward_flops
-        points = 0 if order == "random" else 20
+        points = 0 if order in WITHOUT_POINTS else 20
         budget = ratio * (80 * cost.train_flops + points * cost.forward_flops)
         assert plan.flops <= budget + 2 * cost.train_flops
         assert facts["points"] * cost.forward_flops <= 0.1 * budget + 1
-        assert (facts["points"] > 0) == (order != "random")
+        assert (facts["points"] > 0) == (order not in WITHOUT_POINTS)
 
 
 def test_what_an_epoch_left_out_comes_first_in_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,6 +273,48 @@ def test_what_an_epoch_left_out_comes_first_in_the_next(monkeypatch: pytest.Monk
         assert len(replica.memory) == 1
     # Sets are of four, and an epoch may end within one.
     assert len(set(places[:80])) >= 80 - 3 * replica.num_rounds
+
+
+def test_training_leaves_the_loss_of_each_example_that_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = phase("recalled")
+    with monkeypatch.context() as patch:
+        batches = seen(trained, patch, ratio=0.5)
+    outcome = trained.part(fresh(), first_blocks(), 0, 0.5).run()
+    notes = fresh().after(outcome).memory[-1]
+    assert set(notes) == {"x/loss", "x/last"}
+    known = notes["x/loss"].isfinite().nonzero().flatten().tolist()
+    assert known == sorted(chain(*batches)) == (notes["x/last"] == 0).nonzero().flatten().tolist()
+    assert len(known) == 40
+    # Those of the first batch were seen by the network as it was.
+    module = build(MODEL, SHAPE, CLASSES, seed=1).train()
+    own = trained.shares["x"].examples.take(batches[0])
+    expected = F.cross_entropy(module(own.x.float() / 255), own.y, reduction="none")
+    assert notes["x/loss"][batches[0]].numpy() == pytest.approx(expected.detach().numpy(), rel=1e-4)
+
+
+def test_an_epoch_goes_to_what_was_hard(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = phase("recalled")
+    hard = {
+        "x/loss": torch.where(torch.arange(80) < 16, 100.0, 0.0),
+        "x/last": torch.zeros(80, dtype=torch.int32),
+    }
+    replica = Replica(Weights({}), num_rounds=1, memory=(Weights(hard),))
+    places: list[int] = []
+    original = LocalPhase.trained
+
+    def spy(self: LocalPhase, start: Any, replica: Replica, given_: Any, note: Any) -> Any:
+        kept = list(given_)
+        places.extend(place for x, _ in kept for place in _places(trained, x))
+        return original(self, start, replica, kept, note)
+
+    monkeypatch.setattr(LocalPhase, "trained", spy)
+    outcome = trained.part(replica, first_blocks(), 1, 0.2).run()
+    assert len(places) == 16
+    assert sum(place < 16 for place in places) >= 10
+    left = sorted(set(range(80)) - set(places))
+    after = replica.after(outcome).memory[-1]
+    assert torch.equal(after["x/loss"][left], hard["x/loss"][left])  # what was not seen is remembered
+    assert not torch.equal(after["x/loss"][places], hard["x/loss"][places])
 
 
 @pytest.mark.parametrize("order", ORDERS)

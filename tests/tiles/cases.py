@@ -135,7 +135,7 @@ def tiled_step(rank: int, group: Any, spec: Spec, plan: TilePlan, options: dict[
     return found
 
 
-def hold_and_halve(rank: int, group: Any, spec: Spec, plan: TilePlan) -> dict[str, Any]:
+def hold_and_halve(rank: int, group: Any, spec: Spec, plan: TilePlan, shared: bool) -> dict[str, Any]:
     """A batch in two passes against one, gradients in bfloat16 against whole ones, and a forgotten call."""
     images, targets = make_images(spec), torch.arange(spec["batch"]) % 5
 
@@ -143,20 +143,20 @@ def hold_and_halve(rank: int, group: Any, spec: Spec, plan: TilePlan) -> dict[st
         tiled.loss(nn.functional.cross_entropy, tiled(images[part]), targets[part]).backward()
 
     whole, halves, rounded = (make_network(spec) for _ in range(3))
-    tiled = tile(whole, plan, group)
+    tiled = tile(whole, plan, group, share_memory=shared)
     go(tiled, slice(None))
     try:
         tiled(images)
     except RunError as error:
         refused = str(error)
     tiled.synchronise()
-    tiled = tile(halves, plan, group)
+    tiled = tile(halves, plan, group, share_memory=shared)
     half = spec["batch"] // 2
     with tiled.no_sync():
         go(tiled, slice(half))
     go(tiled, slice(half, None))
     tiled.synchronise()
-    tiled = tile(rounded, plan, group, wire_dtype=torch.bfloat16)
+    tiled = tile(rounded, plan, group, wire_dtype=torch.bfloat16, share_memory=shared)
     go(tiled, slice(None))
     tiled.synchronise()
     triples = list(zip(whole.parameters(), halves.parameters(), rounded.parameters(), strict=True))

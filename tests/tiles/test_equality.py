@@ -56,6 +56,13 @@ def test_more_tiles_and_grids(crew, name, grid):
     check_same(crew, spec, plan_of(spec, *grid))
 
 
+@pytest.mark.parametrize("grid", [(2, 1), (2, 2)])
+def test_over_the_network_as_between_machines(crew, grid):
+    for name in ("mobilenet_v2", "squeezenet"):
+        spec = family(name, batch=4)
+        check_same(crew, spec, plan_of(spec, *grid), share_memory=False)
+
+
 def test_groups_of_any_depth(crew):
     spec = family("vgg16", batch=3)
     graph = read_graph(make_network(spec), spec["shape"])
@@ -94,9 +101,13 @@ def test_dropout_drops_the_same_on_one_device_and_on_tiles(crew):
     assert one["rounded"] != other["rounded"]
 
 
-def test_gradients_add_up_over_passes_and_travel_rounded(crew):
+@pytest.mark.parametrize("shared", [True, False])
+def test_gradients_add_up_over_passes_and_travel_rounded(crew, shared):
     spec = family("lenet5")
-    for found in crew(2, hold_and_halve, spec, plan_of(spec, 2)):
+    for found in (
+        *crew(2, hold_and_halve, spec, plan_of(spec, 2), shared),
+        *crew(3, hold_and_halve, spec, plan_of(spec, 3), shared),
+    ):
         assert found["two halves"] < 1e-10
         assert 1e-6 < found["rounded"] < 1e-2
         assert found["refused"].startswith("tile group: call synchronise()")
@@ -109,6 +120,19 @@ def test_yolov2_follows_one_device_for_twenty_steps(crew):
     # training goes: one device that is given its batch in another order leaves itself behind as soon.
     assert found["apart"] < 1e-4
     assert found["learned"] > 0.05
+
+
+@pytest.mark.parametrize("first", ["BatchNorm2d", "PixelUnshuffle"])
+def test_images_are_known_by_whatever_reads_them(crew, first):
+    given = {"BatchNorm2d": {"num_features": 1}, "PixelUnshuffle": {"downscale_factor": 2}}
+    order = [first, *(kind for kind in given if kind != first)]
+    layers = [
+        (kind, -1, {"num_features": 4} if kind == "BatchNorm2d" and place else given[kind])
+        for place, kind in enumerate(order)
+    ]
+    layers.append(("Conv2d", -1, {"in_channels": 4, "out_channels": 3, "kernel_size": 3, "padding": 1}))
+    spec = {"layers": layers, "shape": (1, 16, 16), "batch": 2, "seed": 3}
+    check_same(crew, spec, plan_of(spec, 2, tail_mode="one"))
 
 
 def test_a_rank_with_another_plan_is_noticed(crew):

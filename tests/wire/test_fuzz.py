@@ -10,13 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import psutil
+import pytest
 import torch
 from lines import expected, weights
 
 from manyhands.errors import MessageDamaged
 from manyhands.hand import Message
 from manyhands.wire.announcement import Announcement, announce, read_announcement
-from manyhands.wire.body import make_body
+from manyhands.wire.body import DIGEST_BYTES, leaf_bytes_of, make_body
 from manyhands.wire.expected import Expected, read_body
 from manyhands.wire.refusals import Refusals
 
@@ -133,6 +134,19 @@ def test_mutated_announcements_are_refused_and_counted_or_legal() -> None:
                 assert is_legal(message, wanted)
     assert refusals.total + num_legal == NUM_TEXTS
     assert refusals.total > NUM_TEXTS / 2
+
+
+@pytest.mark.parametrize("nbytes", [None, 1 << 30, 1 << 40, (1 << 63) - 1])
+def test_tensors_that_the_job_cannot_have_are_refused_before_there_is_room_for_them(
+    nbytes: int | None,
+) -> None:
+    """Also where the announcement has as many digests as they would need."""
+    wanted = expected(count=COUNT)
+    size = wanted.max_bytes(("model",)) + 1 if nbytes is None else nbytes
+    digests = bytes(DIGEST_BYTES) * -(-size // leaf_bytes_of(size))
+    text = Announcement(1, 1, "blocks", 3, {}, ("model",), size).text()
+    with little_memory(), pytest.raises(MessageDamaged, match="too large"):
+        read_announcement(text, digests, wanted)
 
 
 def test_mutated_tensors_are_refused_and_counted_or_fit_and_the_model_stays() -> None:

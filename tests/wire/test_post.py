@@ -4,12 +4,16 @@ import json
 
 import pytest
 import torch
+import zenoh
 from lines import JOB, Line, run, spoke, until, weights
 
 from manyhands.hand import Message
 from manyhands.wire import topics
-from manyhands.wire.announcement import announce
+from manyhands.wire.announcement import Announcement, announce
+from manyhands.wire.body import make_body, name_of
+from manyhands.wire.post import ZenohPost
 from manyhands.wire.refusals import PATIENCE
+from manyhands.wire.shelf import ASK_WHO, GONE
 
 
 def test_messages_come_whole_and_in_order_both_ways() -> None:
@@ -77,6 +81,81 @@ def test_a_peer_that_was_started_again_is_told_as_such_and_heard() -> None:
         await until(lambda: len(a.messages) == 3)
         assert a.seen == [("b", 1), ("b", 2)]
         await second.post.close()
+        await a.post.close()
+
+    run(test)
+
+
+def test_an_announcement_that_was_lost_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    publish = ZenohPost._publish
+    tried: list[int] = []
+
+    def lose_the_first(post: ZenohPost, peer: str, announcement: Announcement) -> None:
+        tried.append(announcement.number)
+        if len(tried) > 1:
+            publish(post, peer, announcement)
+
+    monkeypatch.setattr(ZenohPost, "_publish", lose_the_first)
+    monkeypatch.setattr(ZenohPost, "_ask_head", lambda _post, _peer: None)  # would hear of it otherwise
+
+    async def test() -> None:
+        a = Line("a", "ab").open()
+        b = Line("b", "ab", [a.endpoint]).open()
+        await until(lambda: a.seen and b.seen)
+        await a.post.send("b", Message("stopped", 1))
+        await until(lambda: b.messages)
+        assert tried[:2] == [1, 1]
+        await b.post.close()
+        await a.post.close()
+
+    run(test)
+
+
+def test_tensors_that_could_not_be_pulled_are_pulled_when_they_are_announced_again() -> None:
+    async def test() -> None:
+        body = make_body({"model": weights()})
+        digests = body.digests()
+        said = announce(Message("blocks", 3, {}, {"model": weights()}), 1, 1, body, digests)
+        where = topics.body(JOB, "b", "a", name_of(digests))
+        asked: list[bytes] = []
+
+        def answer(query: zenoh.Query) -> None:
+            with query:
+                what = bytes(query.payload or b"")
+                asked.append(what)
+                if len([one for one in asked if one != ASK_WHO]) == 1:
+                    if what != ASK_WHO:
+                        query.reply_err(GONE)
+                elif what != ASK_WHO:
+                    query.reply(where, body.read(*map(int, what.split(b"-"))))
+
+        a = Line("a", "ab").open()
+        with spoke("b", a.endpoint) as other:
+            held = other.declare_queryable(where, answer, complete=True)
+            news = topics.news(JOB, "b", "a")
+            await until(lambda: a.messages, lambda: other.put(news, said.text(), attachment=digests))
+            held.undeclare()
+        assert len([one for one in asked if one != ASK_WHO]) == 2
+        assert [message.round for message in a.messages] == [3]
+        await a.post.close()
+
+    run(test)
+
+
+def test_what_a_peer_said_before_it_was_started_again_is_not_heard_after() -> None:
+    async def test() -> None:
+        a = Line("a", "ab").open()
+        with spoke("b", a.endpoint) as other:
+
+            def say(incarnation: int, number: int) -> None:
+                said = announce(Message("stopped", number), incarnation, number, None, b"")
+                other.put(topics.news(JOB, "b", "a"), said.text())
+
+            for count, (incarnation, number) in enumerate([(1, 1), (2, 2), (2, 4)]):
+                await until(lambda: len(a.messages) > count, lambda: say(incarnation, number))  # noqa: B023
+                if number == 2:
+                    say(1, 3)  # comes before whatever is said later
+        assert [message.round for message in a.messages] == [1, 2, 4]
         await a.post.close()
 
     run(test)

@@ -14,7 +14,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 import psutil
@@ -38,8 +38,9 @@ START_S = 300.0
 
 DONE, LEFT = "done", "left"
 
-Connection = tuple[int, int, int]
-"""A descriptor, and the ports of both ends, if it has any: a descriptor alone may soon be another's."""
+Connection = tuple[int, int, int, int]
+"""A descriptor with its inode, since its number is given out again once it is closed, and the ports of both
+ends, if it has any."""
 
 
 class Broken(RunError):
@@ -53,8 +54,13 @@ class Over(RunError):
 def connections() -> set[Connection]:
     """This process's connected sockets: TCP, and the Unix ones to others on this machine."""
     process = psutil.Process()
-    tcp = {(c.fd, c.laddr.port, c.raddr.port) for c in process.net_connections("tcp") if c.raddr}
-    return {one for one in tcp | {(c.fd, 0, 0) for c in process.net_connections("unix")} if one[0] >= 0}
+    tcp = [(c.fd, c.laddr.port, c.raddr.port) for c in process.net_connections("tcp") if c.raddr]
+    unix = [(c.fd, 0, 0) for c in process.net_connections("unix")]
+    found = set()
+    for descriptor, own, theirs in (*tcp, *unix):
+        with suppress(OSError):  # closed in the meantime
+            found.add((descriptor, os.fstat(descriptor).st_ino, own, theirs))
+    return found
 
 
 def say_gone(store: Store, name: str) -> None:
@@ -280,7 +286,7 @@ class Meeting:
 
     def _connections(self) -> set[Connection]:
         spared = set(self._spared())
-        return {one for one in connections() if one[1:] not in spared}
+        return {one for one in connections() if one[2:] not in spared}
 
     # The store.
 

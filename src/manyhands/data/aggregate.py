@@ -22,9 +22,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from sklearn.cluster import KMeans
-from sklearn.exceptions import ConvergenceWarning
-from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
 from manyhands.data import cache
@@ -187,6 +184,8 @@ def _subsets(
 
 
 def _svd(x: Array, dimensions: int, dice: np.random.Generator) -> Array:
+    from sklearn.utils.extmath import randomized_svd  # noqa: PLC0415  (a second to import; others go without)
+
     if x.shape[1] <= dimensions:
         return x
     state = int(dice.integers(2**31))
@@ -224,6 +223,9 @@ def _fingerprint(x: Array, dimensions: int, dice: np.random.Generator) -> Array:
 
 
 def _kmeans(x: Array, count: int, dice: np.random.Generator) -> Array:
+    from sklearn.cluster import KMeans  # noqa: PLC0415  (a second to import, and what is cached goes without)
+    from sklearn.exceptions import ConvergenceWarning  # noqa: PLC0415
+
     state = int(dice.integers(2**31))
     means = KMeans(count, init="random", n_init=1, max_iter=ITERATIONS, random_state=state)
     with warnings.catch_warnings():  # fewer subsets than asked for, where pictures are equal, are welcome

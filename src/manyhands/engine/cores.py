@@ -9,6 +9,9 @@ and share the tensors.
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import psutil
@@ -36,18 +39,29 @@ def _keep_freed_memory() -> None:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-class Cores:
-    """A pool of workers; with `workers=0` each work runs when its result is asked for."""
+BESIDE_NICE = 5
 
-    def __init__(self, workers: int | None = None, threads: int = 1) -> None:
+
+def _begin(threads: int, beside: bool) -> None:
+    """What a worker does before its first work."""
+    torch.set_num_threads(threads)
+    if beside and sys.platform == "linux":  # elsewhere a thread has no priority of its own
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), BESIDE_NICE)
+
+
+class Cores:
+    """A pool of workers; with `workers=0` each work runs when its result is asked for.
+
+    With `beside` they give way to everything else that the process does.
+    """
+
+    def __init__(self, workers: int | None = None, threads: int = 1, *, beside: bool = False) -> None:
         self.workers = psutil.cpu_count(logical=True) or 1 if workers is None else workers
         self._before = torch.get_num_threads()
         torch.set_num_threads(threads)
         _keep_freed_memory()
         self._pool = (
-            ThreadPoolExecutor(
-                self.workers, "manyhands", initializer=torch.set_num_threads, initargs=(threads,)
-            )
+            ThreadPoolExecutor(self.workers, "manyhands", initializer=_begin, initargs=(threads, beside))
             if self.workers
             else None
         )

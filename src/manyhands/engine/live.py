@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
@@ -45,6 +46,7 @@ class LiveSection(Section):
     listen: tuple[str, ...] = Field(default=("0.0.0.0:7447",), min_length=1)
     connect: tuple[str, ...] = ()
     multicast: bool = False
+    profile: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -107,8 +109,9 @@ class LiveDevice:
         self._others_began = self._left = False
         self._news = asyncio.Event()
         self._group = asyncio.TaskGroup()
-        # One thing after the other, as on a small device; what the experimenter measures is beside it.
-        self._cores, self._observers = Cores(1, threads), Cores(1, threads)
+        # One thing after the other, as on a small device; what the experimenter measures is beside it and
+        # gives way, so that it slows a device as little as can be.
+        self._cores, self._observers = Cores(1, threads), Cores(1, threads, beside=True)
         self.hands = dict[str, LiveHand]()
         for hand, place in places.items():
             self.hands[hand] = LiveHand(self, hand, place, done=hand in past.done)
@@ -240,11 +243,19 @@ class LiveDevice:
 
     # Events and works.
 
-    def emit(self, hand: str, event: str, facts: Mapping[str, Any], observe: Work | None = None) -> None:
-        """Writes an event; with an observation, as soon as that is made."""
+    def emit(
+        self,
+        hand: str,
+        event: str,
+        facts: Mapping[str, Any],
+        observe: Work | None = None,
+        at_s: float | None = None,
+    ) -> None:
+        """Writes an event of now, or of when it was; with an observation, as soon as that is made."""
         if self._left:  # who goes after it is none of its business
             return
-        record: Facts = {"seconds": self.clock.seconds, "device": hand, "event": event, **facts}
+        seconds = self.clock.seconds if at_s is None else at_s
+        record: Facts = {"seconds": seconds, "device": hand, "event": event, **facts}
         if observe is None:
             self._put_down(record)
         else:

@@ -1,7 +1,8 @@
 """A hand on the wall clock: the verbs of `Hand` over a post, with what it saved on disk.
 
 What others have heard of a hand is on disk before they hear it: `send` waits for what was saved before. So a
-device that is killed at any moment and started again never contradicts itself.
+device that is killed at any moment and started again never contradicts itself; and a round that it reported
+is not done again.
 
 Beside the messages of programs, hands tell each other with ``hello`` how they stand: whether they have begun,
 whether they are done, and how many messages they have sent to whom they tell it. A peer that is done says
@@ -31,6 +32,9 @@ __all__ = ["HELLO", "LiveHand", "Place"]
 
 HELLO = "hello"
 """The kind of the message by which hands tell each other how they stand; programs never see it."""
+
+COMPLETIONS = frozenset({"round", "merged"})
+"""Events that say that something is done for good: they wait until it is on disk."""
 
 HELLO_EVERY_S = 3.0
 """How often one that is done says so again: the first time may have been lost."""
@@ -124,7 +128,17 @@ class LiveHand:
         await asyncio.sleep(seconds)
 
     def report(self, event: str, *, observe: Work | None = None, **facts: Any) -> None:
-        self._device.emit(self._name, event, facts, observe)
+        if event in COMPLETIONS:
+            self._device.spawn(self._report_saved(event, facts, observe, self.seconds))
+        else:
+            self._device.emit(self._name, event, facts, observe)
+
+    async def _report_saved(self, event: str, facts: Facts, observe: Work | None, at_s: float) -> None:
+        """Reports what is done for good; programs save it before they report it or right after."""
+        try:
+            await self.on_disk()
+        finally:  # one that is told to leave still waits for its disk
+            self._device.emit(self._name, event, facts, observe, at_s)
 
     # Its life.
 

@@ -157,12 +157,14 @@ async def exchange_with_neighbours(hand: Hand, member: Member, place: Neighbourh
     words = Words(known, place.section.rounds, place.repetitions, place.ring)
     pacing = None if place.pace is None else Pacing(place.pace)
     while standing.round < place.section.rounds:
-        began_s = hand.seconds
+        began_s, words.waited_s = hand.seconds, 0.0
         if not standing.trained:
             standing = await _train(hand, member, standing, pacing)
         wait_s = place.wait_s if pacing is None else pacing.wait_s
         standing = await _average(hand, place.at(standing.round), standing, words, wait_s)
         _report_round(hand, member, place, standing)
+        if pacing is not None:
+            pacing.round_took(hand.seconds - began_s, words.waited_s)
         if len(hand.peers) < len(place.peers):
             # Some are gone. A fast device that did not wait for them would be many rounds ahead when they are
             # back, and they would skip theirs to catch up.
@@ -240,7 +242,9 @@ async def _average(
     while turn.step // place.repetitions == number and turn.awaited:
         answered = await _exchange(hand, place, turn, blocks, words)
         blocks = {**blocks, **await _merge(hand, place, turn, blocks, words)}
-        step = max(turn.step + 1, words.newest)
+        # Where peers are drawn, others may be rounds ahead that have not given this device up.
+        ahead = words.newest if place.meet is None else words.newest_of(answered)
+        step = max(turn.step + 1, ahead)
         turn = replace(turn, step=step, names=place.consensus_blocks, awaited=answered)
         words.forget(turn.step)
     after = Standing(standing.replica, blocks, max(number + 1, turn.step // place.repetitions))
@@ -256,7 +260,10 @@ async def _go_round(
     if place.ring is None or words.belt is None:
         return {}
     shared = {block: standing.blocks[block] for block in place.consensus_blocks}
-    return await all_reduce(hand, place.ring, words.belt, shared, standing.round, wait_s)
+    began_s = hand.seconds
+    agreed = await all_reduce(hand, place.ring, words.belt, shared, standing.round, wait_s)
+    words.waited_s += hand.seconds - began_s
+    return agreed
 
 
 async def _exchange(
@@ -276,6 +283,7 @@ async def _exchange(
         facts = {**facts, "seen": turn.seen}
     for peer in there:
         await hand.send(peer, Message(kind, number, facts, place.shared_with(peer, averaged)))
+    told = set(there)
     awaited = [peer for peer in there if peer in turn.awaited]
     missing = {peer for peer in awaited if not words.has(peer, turn.step)}
     while True:
@@ -283,11 +291,17 @@ async def _exchange(
             missing.clear()
         # When nobody is missing, what is in the mailbox is still read: it may say that others are far ahead.
         left_s = max(turn.deadline_s - hand.seconds, 0.0) if missing else 0.0
+        began_s = hand.seconds
         message = await hand.receive(*words.kinds, "lost", "joined", timeout_s=left_s)
+        words.waited_s += hand.seconds - began_s
         if message is None:
             break
-        if message.kind in words.kinds:
-            words.take(hand, message, turn.step)
+        behind = message.kind in words.kinds and words.take(hand, message, turn.step)
+        if behind and (late := message.sender) in hand.peers and late not in told:
+            # One that was away may wait for this device's word, while this device waits for another that
+            # waits for the one that was away.
+            told.add(late)
+            await hand.send(late, Message(kind, number, facts, place.shared_with(late, averaged)))
         if message.kind not in words.kinds or words.has(message.sender, turn.step):
             # Said what was to be said; or lost, or back without what it was sent: not worth waiting for.
             missing.discard(message.sender)

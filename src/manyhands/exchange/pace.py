@@ -88,6 +88,8 @@ class Pacing:
     heard: dict[str, tuple[int, Announced]] = field(default_factory=dict)
     epoch_s: float = 0.0
     _basic_s: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    _fixed_s: deque[float] = field(default_factory=lambda: deque(maxlen=MEMORY))
+    _apart_s: float = 0.0
     _prepared: bool = False
     _gone: tuple[str, ...] = ()
 
@@ -118,29 +120,47 @@ class Pacing:
             slowdown = self.pace.slowdown(began_s, ended_s)
             self._basic_s.append((ended_s - began_s) / examples / slowdown)
 
+    @property
+    def fixed_s(self) -> float:
+        """What a round takes this device besides training and waiting: the median of the last ones."""
+        return median(self._fixed_s) if self._fixed_s else 0.0
+
+    def round_took(self, seconds: float, waited_s: float) -> None:
+        """Takes note of a round: what was neither work that is planned nor waiting goes with every epoch."""
+        self._fixed_s.append(max(seconds - waited_s - self._apart_s, 0.0))
+        self._apart_s = 0.0
+
+    async def compute(self, hand: Hand, work: Work) -> Outcome:
+        """A work that is planned, or done once; it does not go with every epoch."""
+        began_s = hand.seconds
+        outcome = await hand.compute(work)
+        self._apart_s += hand.seconds - began_s
+        return outcome
+
     async def plan(self, hand: Hand, number: int) -> Portion:
         """Announces, listens, and gives what this device trains on in this epoch."""
-        own = Announced(self.throughput(hand.seconds), self.pace.num_examples[hand.name])
+        examples = self.pace.num_examples[hand.name]
+        own = Announced(self.throughput(hand.seconds), examples, self.fixed_s)
         self.heard[hand.name] = (number, own)
-        facts = {"throughput": own.throughput, "examples": own.num_examples}
+        facts = {"throughput": own.throughput, "examples": own.num_examples, "fixed_s": own.fixed_s}
         for peer in self._there(hand):
             await hand.send(peer, Message("announce", number, facts))
         await self._listen(hand, number)
         announced = self._known(hand)
         section = self.pace.section
-        balanced = balance(announced, section.least_throughput, section.failure_threshold)
+        thresholds = (section.least_throughput, section.failure_threshold, section.epoch_part)
+        balanced = balance(announced, *thresholds)
         found: dict[str, str] = {}
         if balanced.halted:
             found = heirs(balanced.failed, self.pace.holders, announced)
-            balanced = balance(
-                with_inheritance(announced, found), section.least_throughput, section.failure_threshold
-            )
+            balanced = balance(with_inheritance(announced, found), *thresholds)
         portion = Portion(
-            balanced.ratios.get(hand.name, 1.0) if section.balance else 1.0,
+            balanced.ratios.get(hand.name, section.epoch_part) if section.balance else section.epoch_part,
             tuple(name for name, heir in found.items() if heir == hand.name),
         )
         # One that does not balance is done when the slowest is.
-        self.epoch_s = balanced.epoch_s if section.balance else _slowest_s(announced, balanced)
+        slowest_s = section.epoch_part * _slowest_s(announced, balanced)
+        self.epoch_s = balanced.epoch_s if section.balance else slowest_s
         self._report(hand, number, portion, own, balanced, found)
         return portion
 
@@ -150,12 +170,16 @@ class Pacing:
     async def _listen(self, hand: Hand, number: int) -> None:
         """Hears all who are there, or those who speak in time."""
         known_s = [said.num_examples / max(said.throughput, 1e-9) for _, said in self.heard.values()]
-        until_s = hand.seconds + max(self.pace.section.patience * min(known_s), self.pace.patience_s)
+        # An announcement may have to wait until the networks of the last exchange are through.
+        patience_s = max(self.pace.section.patience * min(known_s), self.pace.patience_s)
+        until_s = hand.seconds + max(patience_s, self.pace.exchange_s)
         awaited = number if self.pace.waits else 0
         while True:
             waits = any(self.heard.get(peer, (-1,))[0] < awaited for peer in self._there(hand))
             left_s = max(until_s - hand.seconds, 0.0) if waits else 0.0
+            began_s = hand.seconds
             message = await hand.receive("announce", "lost", timeout_s=left_s)
+            self._apart_s += hand.seconds - began_s
             if message is None:
                 return
             if message.kind == "announce":
@@ -163,16 +187,21 @@ class Pacing:
 
     def _hear(self, hand: Hand, message: Message) -> None:
         throughput, examples = message.facts.get("throughput"), message.facts.get("examples")
+        fixed_s = message.facts.get("fixed_s", 0.0)
         if (
             message.sender not in self.pace.num_examples
             or not isinstance(throughput, int | float)
+            or not isinstance(fixed_s, int | float)
             or not isinstance(examples, int)
-            or not (0 <= throughput < float("inf") and examples >= 0)
+            or not (0 <= throughput < float("inf") and 0 <= fixed_s < float("inf") and examples >= 0)
         ):
             hand.report("refused", peer=message.sender, round=message.round, reason="no announcement")
             return
         if message.round >= self.heard.get(message.sender, (-1,))[0]:
-            self.heard[message.sender] = (message.round, Announced(float(throughput), examples))
+            self.heard[message.sender] = (
+                message.round,
+                Announced(float(throughput), examples, float(fixed_s)),
+            )
 
     def _known(self, hand: Hand) -> dict[str, Announced]:
         """What is known of everybody; one that is gone has no throughput, one never heard of is left out."""
@@ -212,7 +241,7 @@ class Pacing:
         """Does once what comes before the first epoch."""
         if not self._prepared:
             self._prepared = True
-            await hand.compute(self.pace.prepare())
+            await self.compute(hand, self.pace.prepare())
 
 
 def _slowest_s(announced: Mapping[str, Announced], balanced: Balance) -> float:
@@ -226,7 +255,7 @@ async def _try(hand: Hand, pacing: Pacing, replica: Replica, blocks: Blocks, num
     await pacing.prepare(hand)
     work = pacing.pace.train(replica, blocks, number, Portion(TRIED))
     began_s = hand.seconds
-    await hand.compute(replace(work, name="try"))
+    await pacing.compute(hand, replace(work, name="try"))
     pacing.measured(began_s, hand.seconds, work.flops)
 
 
@@ -241,6 +270,6 @@ async def local_phase(
     await pacing.prepare(hand)
     work = pacing.pace.train(replica, blocks, number, portion)
     began_s = hand.seconds
-    outcome = await hand.compute(work)
+    outcome = await pacing.compute(hand, work)
     pacing.measured(began_s, hand.seconds, work.flops)
     return outcome

@@ -9,6 +9,7 @@ the caller says it is.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ from manyhands.fleet.use import IDLE, Use
 __all__ = ["Counters", "Monitor", "monitoring", "read_counters", "seen", "used_between"]
 
 PERIOD_S = 1.0
+NUM_KEPT = 3600
+"""Readings that are kept: an hour of them."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,7 @@ class Monitor:
         self._num_cores = psutil.cpu_count() or 1
         self._lock = threading.Lock()
         self._since = self._last = read_counters(self._own, own_network)
+        self._kept = deque([self._last], maxlen=NUM_KEPT)
         self.spent_s = 0.0
         self.num_samples = 0
 
@@ -123,6 +127,7 @@ class Monitor:
         with self._lock:
             use = used_between(self._last, now, self._num_cores)
             self._last = now
+            self._kept.append(now)
             self.num_samples += 1
             self.spent_s += thread_seconds() - started_s
         return use
@@ -133,6 +138,17 @@ class Monitor:
             use = used_between(self._since, self._last, self._num_cores)
             self._since = self._last
         return use
+
+    def over(self, seconds: float) -> Use:
+        """What others used on average over so many seconds until now, or since the beginning.
+
+        The span begins at the last reading before it, so it may be longer by the time between two.
+        """
+        self.sample()
+        with self._lock:
+            now = self._kept[-1]
+            early = [reading for reading in self._kept if now.seconds - reading.seconds >= seconds]
+            return used_between(early[-1] if early else self._kept[0], now, self._num_cores)
 
 
 def _family() -> list[psutil.Process]:

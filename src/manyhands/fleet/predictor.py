@@ -19,7 +19,6 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
-from scipy.optimize import nnls
 
 from manyhands.errors import JobError
 from manyhands.fleet.use import Use
@@ -86,6 +85,8 @@ def fit(samples: Sequence[Sample], t0_s: float | None = None) -> tuple[float, Re
         samples: Of profiling runs, some of them with little contention.
         t0_s: Seconds for an example on a free machine, where it is known; otherwise it is fitted as well.
     """
+    from scipy.optimize import nnls  # noqa: PLC0415  (who reads a predictor need not wait for it)
+
     if len(samples) < 2:
         raise ValueError("a regression needs at least two samples")
     terms = np.array([_terms(sample.use) for sample in samples])
@@ -157,8 +158,8 @@ def _check_version(said: dict[str, Any]) -> None:
         raise ValueError(f"schema {said['schema']} is not {SCHEMA}")
 
 
-def read_predictor(path: Path) -> Predictor:
-    """A predictor that was kept.
+def read_predictor(path: Path, key: str = "predictor") -> Predictor:
+    """A predictor that was kept; `key` is what the user calls the file.
 
     Raises:
         JobError: The file is not there, or not one.
@@ -169,4 +170,4 @@ def read_predictor(path: Path) -> Predictor:
         return Predictor(float(said["t0_s"]), Regression(**said["regression"]))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         expected = f"is not a predictor ({error}); make one by 'manyhands profile --beside FILE'"
-        raise JobError("predictor", str(path), expected) from error
+        raise JobError(key, str(path), expected) from error

@@ -32,6 +32,7 @@ class Gradients:
 
     Attributes:
         generator: Where the network's own draws (dropout) come from; seed it before use.
+        outputs: What the network made of the last batch; valid until the next one.
     """
 
     def __init__(self, module: nn.Module, torch_device: str, memory_format: torch.memory_format) -> None:
@@ -40,6 +41,7 @@ class Gradients:
         self._graphs: dict[torch.Size, _Recording | None] = {}
         self._records = torch_device.startswith("cuda")
         self.generator = torch.Generator(device=torch_device)
+        self.outputs: object = None
 
     def prepare(self, shape: torch.Size) -> None:
         """Records the computation for batches of this shape; the network's weights and counts are lost."""
@@ -49,7 +51,10 @@ class Gradients:
     def __call__(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """Leaves the gradients of a batch (of bytes) in the network's parameters and gives the loss."""
         recording = self._graphs.get(x.shape)
-        return self.compute(x, y) if recording is None else recording.replay(x, y)
+        if recording is None:
+            return self.compute(x, y)
+        self.outputs = recording.outputs
+        return recording.replay(x, y)
 
     def compute(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         """The same, without a recording."""
@@ -59,6 +64,7 @@ class Gradients:
             outputs = self._module(as_input(x, self._memory_format))
         loss = self._loss_of(outputs, y)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.outputs = outputs.detach() if isinstance(outputs, torch.Tensor) else None
         return loss.detach()
 
     @property
@@ -76,6 +82,7 @@ class _Recording:
         self._graph.register_generator_state(gradients.generator)
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
             self._loss = gradients.compute(x, y)
+        self.outputs = gradients.outputs
         self._found = [(parameter, parameter.grad) for parameter in gradients.module.parameters()]
 
     def replay(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,8 @@ Orders:
   shuffled. The part of the data that is left out of one epoch comes first in the next.
 - ``sampled``: sets drawn without replacement, each with a chance in proportion to its loss and to how long
   ago it was gone through; shuffled.
+- ``recalled``: examples drawn without replacement, each with a chance in proportion to the loss that it had
+  when it was last trained on, which training knows anyway; shuffled. There are no points.
 - ``random``: examples drawn without regard to any point.
 """
 
@@ -23,16 +25,36 @@ from typing import Any, Literal
 
 import numpy as np
 
-__all__ = ["Indices", "Order", "iterations", "needs_effects", "rank", "shuffled", "to_renew"]
+__all__ = [
+    "Indices",
+    "Order",
+    "draw",
+    "iterations",
+    "needs_effects",
+    "rank",
+    "recalled_weights",
+    "shuffled",
+    "to_renew",
+    "uses_points",
+]
 
-Order = Literal["effect", "mixed", "turns", "sampled", "random"]
+Order = Literal["effect", "mixed", "turns", "sampled", "recalled", "random"]
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
+RECALLED_FLOOR = 0.1
+"""What every example has of the mean chance, however well it is known: a network forgets."""
+
+
+def uses_points(order: Order) -> bool:
+    """Whether an order looks at aggregated points at all."""
+    return order not in ("recalled", "random")
+
+
 def needs_effects(order: Order, ratio: float) -> bool:
     """Whether an order looks at effects; one that shuffles does not where nothing is left out."""
-    return order == "effect" or (order != "random" and ratio < 1)
+    return order == "effect" or (uses_points(order) and ratio < 1)
 
 
 def rank(order: Order, effects: Numbers, last: Numbers, number: int, rng: np.random.Generator) -> Indices:
@@ -50,8 +72,32 @@ def rank(order: Order, effects: Numbers, last: Numbers, number: int, rng: np.ran
         return np.lexsort((-known, last)).astype(np.int64)
     if order == "sampled":
         weight = np.clip(np.nan_to_num(effects, posinf=1e6), 1e-6, 1e6) * (number - last)
-        return np.argsort(-(np.log(weight) + rng.gumbel(size=len(weight))), kind="stable").astype(np.int64)
+        return draw(weight, len(weight), rng)
     return np.argsort(-known, kind="stable").astype(np.int64)
+
+
+def recalled_weights(losses: Numbers, last: Numbers) -> Numbers:
+    """In proportion to what each example is drawn, by the loss that it had when it was last trained on.
+
+    One never trained on counts as much as those of the last epoch on average, whose losses are the newest.
+
+    Args:
+        losses: What each had; not a number: never trained on.
+        last: The epoch in which each was last trained on; -1: never.
+    """
+    known = np.isfinite(losses)
+    if not known.any():
+        return np.ones(len(losses))
+    newest = known & (last == last[known].max())
+    weights = np.where(known, losses, losses[newest].mean()).astype(np.float64)
+    weights = np.clip(weights, 0.0, 1e6)
+    return weights + max(RECALLED_FLOOR * float(weights.mean()), 1e-9)
+
+
+def draw(weights: Numbers, count: int, rng: np.random.Generator) -> Indices:
+    """So many places drawn without replacement, in proportion to their weights."""
+    keys = np.log(weights) + rng.gumbel(size=len(weights))
+    return np.argsort(-keys, kind="stable")[:count].astype(np.int64)
 
 
 def to_renew(renewed: Numbers, last: Numbers, most: int) -> Indices:

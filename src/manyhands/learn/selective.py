@@ -12,31 +12,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
-from manyhands.blocks import Weights
 from manyhands.data import Examples
 from manyhands.hand import Outcome, Work
 from manyhands.learn.gradients import as_input
+from manyhands.learn.ledger import Ledger, Numbers
 from manyhands.learn.phases import Trained, train_work
 from manyhands.learn.ranking import (
     Indices,
     Order,
+    draw,
     iterations,
     needs_effects,
     rank,
+    recalled_weights,
     shuffled,
     to_renew,
+    uses_points,
 )
 from manyhands.learn.supervised import LocalPhase, whole_batches
 from manyhands.learn.transfer import moved, settled_on
-from manyhands.learn.workspace import Architecture, Tensors, load, workspace
+from manyhands.learn.workspace import Architecture, Tensors, layout_in_memory, load, workspace
 from manyhands.replica import Blocks, Replica
 from manyhands.seeds import numpy_generator
+
+POINTS_AT_ONCE = 64
 
 __all__ = ["Gathered", "Plan", "SelectivePhase", "Share", "effects_of"]
 
@@ -140,7 +144,7 @@ class SelectivePhase:
         """Makes the aggregated points of its own data, once."""
 
         def run() -> Outcome:
-            if self.order == "random":
+            if not uses_points(self.order):
                 return Outcome({"points": 0})
             return Outcome({"points": len(self.shares[self.device].gathered.points)})
 
@@ -185,11 +189,8 @@ class SelectivePhase:
         self, start: Tensors, replica: Replica, shares: Sequence[Share], ratio: float, plan: Plan
     ) -> Trained:
         rng = numpy_generator(self.plain.seed, self.device, replica.num_rounds, "batches")
-        if self.order == "random":
-            everything = sum(len(share.examples) for share in shares)
-            batches = self._even(rng.permutation(everything)[: plan.examples].astype(np.int64))
-            trained = self.plain.trained(start, replica, self._batches(shares, batches))
-            return Trained(trained.state, trained.slots, trained.facts | {"points": 0})
+        if not uses_points(self.order):
+            return self._train_on_drawn(start, replica, shares, plan, rng)
         notes = _Notes(shares, replica)
         members = _members(shares)
         if plan.renewed:
@@ -204,7 +205,35 @@ class SelectivePhase:
         notes.last[ranked[:used]] = replica.num_rounds
         trained = self.plain.trained(start, replica, self._batches(shares, batches))
         facts = trained.facts | {"points": plan.renewed, "remembered": 1}
-        return Trained(trained.state, trained.slots, facts, notes.kept(replica))
+        return Trained(trained.state, trained.slots, facts, notes.kept())
+
+    def _train_on_drawn(
+        self,
+        start: Tensors,
+        replica: Replica,
+        shares: Sequence[Share],
+        plan: Plan,
+        rng: np.random.Generator,
+    ) -> Trained:
+        """Training on single examples, drawn without looking or by the losses that they had."""
+        sizes = {share.owner: len(share.examples) for share in shares}
+        if self.order == "random":
+            picked = rng.permutation(sum(sizes.values()))[: plan.examples].astype(np.int64)
+            trained = self.plain.trained(start, replica, self._batches(shares, self._even(picked)))
+            return Trained(trained.state, trained.slots, trained.facts | {"points": 0})
+        first = {"loss": np.float32(np.nan), "last": np.int32(-1)}
+        ledger = Ledger(sizes, replica, first)
+        losses, last = (ledger.columns[what] for what in first)
+        picked = rng.permutation(draw(recalled_weights(losses, last), plan.examples, rng))
+        seen: list[torch.Tensor] = []
+
+        def note(loss: torch.Tensor, outputs: object, y: torch.Tensor) -> None:
+            seen.append(_losses(loss, outputs, y))
+
+        trained = self.plain.trained(start, replica, self._batches(shares, self._even(picked)), note)
+        losses[picked], last[picked] = torch.cat(seen).cpu().numpy(), replica.num_rounds
+        facts = trained.facts | {"points": 0, "remembered": 1}
+        return Trained(trained.state, trained.slots, facts, ledger.kept())
 
     def _even(self, picked: Indices) -> list[Indices]:
         size = self.plain.section.batch_size
@@ -233,7 +262,7 @@ class SelectivePhase:
         """A share's examples and points where the network computes, if they fit there."""
         if share.owner not in self._settled:
             points = Examples(share.examples.x[:0], share.examples.y[:0])
-            if self.order != "random":
+            if uses_points(self.order):
                 points = share.gathered.points
             self._settled[share.owner] = (
                 settled_on(share.examples, self.torch_device),
@@ -241,47 +270,37 @@ class SelectivePhase:
             )
         return self._settled[share.owner]
 
-    def _effects(self, start: Tensors, shares: Sequence[Share], chosen: Indices) -> np.ndarray[Any, Any]:
+    def _effects(self, start: Tensors, shares: Sequence[Share], chosen: Indices) -> Numbers:
         points = [self._on_device(share)[1] for share in shares]
         x, y = torch.cat([p.x for p in points]), torch.cat([p.y for p in points])
         index = torch.from_numpy(chosen).to(x.device)
-        return effects_of(self.architecture, start, Examples(x[index], y[index]), self.torch_device)
+        layout = layout_in_memory(self.plain.section.memory_format)
+        return effects_of(self.architecture, start, Examples(x[index], y[index]), self.torch_device, layout)
 
 
 class _Notes:
-    """What a device remembers of its points between epochs, those of all shares in a row."""
+    """What a device remembers of its points between epochs."""
 
     def __init__(self, shares: Sequence[Share], replica: Replica) -> None:
-        self._sizes = {share.owner: len(share.gathered.points) for share in shares}
-        kept = replica.memory[-1] if replica.memory else {}
-        self.effects = self._read(kept, "effect", np.float32(np.nan))
-        self.renewed = self._read(kept, "renewed", np.int32(-1))
-        self.last = self._read(kept, "last", np.int32(-1))
+        sizes = {share.owner: len(share.gathered.points) for share in shares}
+        first = {"effect": np.float32(np.nan), "renewed": np.int32(-1), "last": np.int32(-1)}
+        self._ledger = Ledger(sizes, replica, first)
+        self.effects, self.renewed, self.last = (self._ledger.columns[what] for what in first)
+        self.kept = self._ledger.kept
 
-    def _read(self, kept: Mapping[str, torch.Tensor], what: str, first: Any) -> np.ndarray[Any, Any]:
-        parts = [
-            kept[f"{owner}/{what}"].cpu().numpy().copy()
-            if f"{owner}/{what}" in kept
-            else np.full(size, first)
-            for owner, size in self._sizes.items()
-        ]
-        return np.concatenate(parts)
-
-    def renew(self, chosen: Indices, effects: np.ndarray[Any, Any], number: int) -> None:
+    def renew(self, chosen: Indices, effects: Numbers, number: int) -> None:
         """Writes down effects; those never computed are taken to be as large as these on average."""
         self.effects[chosen], self.renewed[chosen] = effects, number
         unknown = self.renewed < 0
         if len(effects) and unknown.any():
             self.effects[unknown] = np.mean(effects)
 
-    def kept(self, replica: Replica) -> Weights:
-        """What to remember, also of shares that are not in use now."""
-        tensors = dict(replica.memory[-1]) if replica.memory else {}
-        ends = np.cumsum(list(self._sizes.values()))[:-1]
-        for what, values in (("effect", self.effects), ("renewed", self.renewed), ("last", self.last)):
-            for owner, part in zip(self._sizes, np.split(values, ends), strict=True):
-                tensors[f"{owner}/{what}"] = torch.from_numpy(np.ascontiguousarray(part))
-        return Weights(tensors)
+
+def _losses(loss: torch.Tensor, outputs: object, y: torch.Tensor) -> torch.Tensor:
+    """The loss of each example of a batch; where a network has a loss of its own, that of the batch."""
+    if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and y.ndim == 1:
+        return F.cross_entropy(outputs, y, reduction="none")
+    return loss.expand(len(y)).clone()
 
 
 def _members(shares: Sequence[Share]) -> list[Indices]:
@@ -295,16 +314,24 @@ def _members(shares: Sequence[Share]) -> list[Indices]:
 
 
 def effects_of(
-    architecture: Architecture, weights: Tensors, points: Examples, torch_device: str = "cpu"
-) -> np.ndarray[Any, Any]:
-    """Each point's loss under a network (algorithm 2, line 1)."""
-    module = workspace(architecture, torch_device, torch.contiguous_format).module
+    architecture: Architecture,
+    weights: Tensors,
+    points: Examples,
+    torch_device: str = "cpu",
+    memory_format: torch.memory_format = torch.channels_last,
+) -> Numbers:
+    """Each point's loss under a network (algorithm 2, line 1).
+
+    Points go through in the layout that training has, and in batches whose maps stay in a processor's cache.
+    """
+    module = workspace(architecture, torch_device, memory_format).module
     load(module, weights)
     module.eval()
     losses = []
-    with torch.no_grad():
-        for first in range(0, len(points), 512):
-            x = as_input(moved(points.x[first : first + 512], torch_device), torch.contiguous_format)
-            y = moved(points.y[first : first + 512], torch_device)
+    size = POINTS_AT_ONCE if torch_device == "cpu" else 512
+    with torch.inference_mode():
+        for first in range(0, len(points), size):
+            x = as_input(moved(points.x[first : first + size], torch_device), memory_format)
+            y = moved(points.y[first : first + size], torch_device)
             losses.append(F.cross_entropy(module(x), y, reduction="none"))
     return torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)

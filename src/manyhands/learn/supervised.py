@@ -7,7 +7,7 @@ the dropout masks drawn from (seed, device, round), so they may run on any threa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -35,6 +35,9 @@ from manyhands.replica import Blocks, Replica
 from manyhands.seeds import derive, numpy_generator
 
 __all__ = ["Architecture", "LearnSection", "LocalPhase", "accuracy_of", "whole_batches"]
+
+Note = Callable[[torch.Tensor, object, torch.Tensor], None]
+"""Told of each batch: its loss, what the network made of it, its labels; valid for the time of the call."""
 
 
 class LearnSection(OptimizerSection):
@@ -111,7 +114,11 @@ class LocalPhase:
         return settle_work(self.layout, replica, blocks)
 
     def trained(
-        self, start: Tensors, replica: Replica, batches: Iterable[tuple[torch.Tensor, torch.Tensor]]
+        self,
+        start: Tensors,
+        replica: Replica,
+        batches: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        note: Note = lambda _loss, _outputs, _labels: None,
     ) -> Trained:
         """What training on some batches, as bytes where the network computes, makes of the network."""
         kept, num_steps = replica.optimizer, replica.num_steps
@@ -131,6 +138,7 @@ class LocalPhase:
             for x, y in batches:
                 loss = gradients(x, y)
                 step(self.section, parameters, slots, num_steps)
+                note(loss, gradients.outputs, y)
                 losses.add_(loss, alpha=len(x))
                 seen += len(x)
                 num_steps += 1

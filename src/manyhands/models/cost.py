@@ -1,7 +1,7 @@
 """What a network costs to train: operations, parameters, memory.
 
 `cost_of` watches a training step that is run without numbers (see `dry.py`): operations come from torch's
-flop counter, memory from what autograd says it keeps. `layer_costs` counts convolutions and dense layers by
+formulas, memory from what autograd says it keeps. `layer_costs` counts convolutions and dense layers by
 their closed forms instead, layer by layer, for planners; the tests hold the two against each other.
 """
 
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from manyhands.models.dry import Shape, dry_run, every_module_in_mode
 
@@ -132,20 +133,50 @@ def _flops(model: nn.Module, shape: Shape) -> tuple[int, int]:
     """Operations per example of the forward pass, and of the forward and the backward pass."""
 
     def run(call: Callable[[], object]) -> tuple[int, int]:
-        counter = FlopCounterMode(
-            display=False, custom_mapping={torch.ops.aten.convolution_backward: _convolution_backward_flops}
-        )
-        with counter:
+        with _Counter() as counter:
             output = call()
-            forward = counter.get_total_flops()
+            forward = counter.flops
             assert isinstance(output, Tensor)
             if output.requires_grad:
                 torch.autograd.backward(output.sum())
-        return forward // 2, counter.get_total_flops() // 2
+        return forward // 2, counter.flops // 2
 
     # Two examples, because batch normalisation refuses a single one where maps are single pixels.
     with torch.enable_grad(), every_module_in_mode(model, training=True):
         return dry_run(model, shape, 2, run)
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Adds up the operations of everything that is called; torch's own counter would load its compiler.
+
+    That takes seconds where a device is slow, and all others wait for it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        convolved = shape_wrapper(_convolution_backward_flops)  # type: ignore[no-untyped-call]
+        own = {torch.ops.aten.convolution_backward: convolved}
+        self._formulas: dict[Any, Callable[..., int]] = flop_registry | own
+        self.flops = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        formula = self._formulas.get(func._overloadpacket)
+        if formula is None:
+            with self:  # an operation that is made of others counts as these
+                parts = func.decompose(*args, **kwargs)
+            if parts is not NotImplemented:
+                return parts
+        output = func(*args, **kwargs)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=output)
+        return output
 
 
 def _activation_bytes(model: nn.Module, shape: Shape) -> int:

@@ -2,11 +2,13 @@
 
 The network's tensors are replaced for one call by stand-ins on torch's meta device, which have a shape and
 a type but no numbers. The network itself is not copied and not changed. A network that cannot run so
-(because it reads numbers in `forward`, say) is run on the CPU instead, on copies.
+(because it reads numbers in `forward`, say) is run on the CPU instead, on copies. So is a small one: the
+first use of meta loads a compiler, which takes a device longer than the arithmetic of a small network.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -18,11 +20,13 @@ from torch.func import functional_call
 __all__ = ["Shape", "dry_run", "every_module_in_mode", "flat_size", "output_of"]
 
 Shape = tuple[int, ...]
+SMALL_FLOPS = 2e8
+"""For an example: what a core does in a hundredth of a second."""
 T = TypeVar("T")
 
 
 def dry_run(model: nn.Module, shape: Shape, batch_size: int, use: Callable[[Callable[[], object]], T]) -> T:
-    """Hands `use` a function that runs the model on an input of zeros, on meta if that works.
+    """Hands `use` a function that runs the model on an input of zeros, a large one on meta if that works.
 
     Args:
         model: Any module that takes one batch of images; its mode and its tensors are left as they are.
@@ -33,10 +37,20 @@ def dry_run(model: nn.Module, shape: Shape, batch_size: int, use: Callable[[Call
     Returns:
         What `use` returned.
     """
+    if _is_small(model, shape):
+        return use(_runner(model, shape, batch_size, "cpu"))
     try:
         return use(_runner(model, shape, batch_size, "meta"))
     except Exception:  # whatever the reason, the CPU run has the last word, and its message is the user's
         return use(_runner(model, shape, batch_size, "cpu"))
+
+
+def _is_small(model: nn.Module, shape: Shape) -> bool:
+    """A weight is used at most once for each pixel of the input, unless the network makes pictures larger."""
+    if any(p.is_meta for p in model.parameters()):
+        return False
+    pixels = math.prod(shape[1:])
+    return 2 * pixels * sum(p.numel() for p in model.parameters()) <= SMALL_FLOPS
 
 
 def output_of(model: nn.Module, shape: Shape, batch_size: int = 2) -> object:

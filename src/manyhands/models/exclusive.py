@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 from manyhands.models.decoupled import Choose, Sets
@@ -76,6 +75,8 @@ def assign(worth: Tensor, each: int) -> Sets:
     exclusive = (scaled / scaled.sum(0).clamp(min=1e-300)).numpy()
     if classes * each > filters:
         return tuple(torch.from_numpy(np.sort(np.argsort(-row, kind="stable")[:each])) for row in exclusive)
+    from scipy.optimize import linear_sum_assignment  # noqa: PLC0415  (read by one split alone)
+
     places, chosen = linear_sum_assignment(np.repeat(exclusive, each, axis=0), maximize=True)
     owner = places // each
     return tuple(torch.from_numpy(np.sort(chosen[owner == c])) for c in range(classes))

@@ -10,11 +10,9 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from manyhands.report.look import (
     COLOURS,
@@ -28,6 +26,10 @@ from manyhands.report.look import (
     style_legend,
 )
 from manyhands.report.reading import Result, devices_of, number, plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["topology_figure"]
 

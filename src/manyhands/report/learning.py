@@ -8,13 +8,9 @@ lowest to the highest; each seed's curve may be smoothed by a sliding window bef
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import EngFormatter
 
 from manyhands.report.look import INK, MUTED, SMALL, line_style, make_figure, style_axes, style_legend
 from manyhands.report.reading import (
@@ -29,6 +25,10 @@ from manyhands.report.reading import (
     points_of,
 )
 from manyhands.report.spread import Comparison, headings, key_label, note, panel_labels, tick_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["learning_figure"]
 
@@ -57,6 +57,8 @@ def learning_figure(comparison: Comparison, results: Sequence[Result], smooth: i
     rows, values = list(dict.fromkeys(labels.values())), list(comparison.get("values") or [None])
     figure = make_figure(1.4 + max(2.8 * len(values), 5.2), 1.3 + 2.3 * len(rows))
     grid = figure.subplots(len(rows), len(values), sharex="row", sharey=True, squeeze=False)
+    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415  (drawing is for those who look)
+
     if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
         engine.set(wspace=0.04, hspace=0.04)
     splits = headings(comparison)
@@ -155,6 +157,8 @@ def _finish(
         axes.locator_params(axis="x", nbins=6)
         axes.yaxis.set_major_formatter(measure.tick)
         if stepped:
+            from matplotlib.ticker import EngFormatter  # noqa: PLC0415  (drawing is for those who look)
+
             axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     for axes in grid[-1]:
         axes.set_xlabel("steps" if stepped else "rounds", color=MUTED)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import io
 import re
 from html import escape
+from typing import TYPE_CHECKING
 
-import matplotlib as mpl
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.legend import Legend
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 __all__ = [
     "COLOURS",
@@ -51,6 +52,8 @@ SMALL, NORMAL, LARGE = 8.5, 9.5, 11.0
 
 def make_figure(width: float, height: float) -> Figure:
     """An empty figure, in inches."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  (a device that trains draws nothing)
+
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 
 
@@ -103,6 +106,8 @@ def inline_svg(figure: Figure, name: str, alt: str) -> str:
         name: Unique on the page: what a drawing refers to within itself is named after it.
         alt: What it shows, for those who cannot see it.
     """
+    import matplotlib as mpl  # noqa: PLC0415
+
     buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "manyhands"}):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})

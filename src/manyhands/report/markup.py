@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import NamedTuple
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING, NamedTuple
 
 from manyhands.report.atomic import write_atomically
 from manyhands.report.look import inline_svg
 from manyhands.report.sheet import STYLE
 from manyhands.report.units import MISSING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Cell", "card", "filled_table", "plot", "table", "tiles", "write_html"]
 

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from manyhands.report.atomic import write_atomically
 from manyhands.report.graph import topology_figure
@@ -52,6 +49,10 @@ from manyhands.report.units import (
     energy_text,
     seconds_scale,
 )
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = [
     "compare_figure",
@@ -172,6 +173,8 @@ def devices_figure(result: Result) -> Figure | None:
         return None
     figure = make_figure(WIDTH, 1.5 + 0.42 * len(rows))
     left, middle, right = figure.subplots(1, 3, sharey=True, gridspec_kw={"width_ratios": (1.15, 1.15, 1)})
+    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415  (drawing is for those who look)
+
     if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
         engine.set(wspace=0.06)
     _draw_time(left, rows)

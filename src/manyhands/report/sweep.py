@@ -11,11 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
+from typing import TYPE_CHECKING, Any
 
 from manyhands.report.atomic import write_atomically
 from manyhands.report.look import (
@@ -42,6 +38,10 @@ from manyhands.report.spread import (
     value_text,
 )
 from manyhands.report.units import MISSING, bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["save_sweep_png", "sweep_figure", "write_sweep_page"]
 
@@ -78,6 +78,8 @@ def _draw_lines(shown: Sequence[Panel], splits: Mapping[str, str], comparison: C
     rows = math.ceil(len(shown) / columns) or 1
     figure = make_figure(4.2 * columns if columns < PER_ROW else 10.2, 1.0 + 3.0 * rows)
     every = figure.subplots(rows, columns, sharey=True, squeeze=False).ravel().tolist()
+    from matplotlib.layout_engine import ConstrainedLayoutEngine  # noqa: PLC0415  (drawing is for those who look)
+
     if isinstance(engine := figure.get_layout_engine(), ConstrainedLayoutEngine):
         engine.set(wspace=0.06, hspace=0.06)
     values = list(comparison.get("values") or [])

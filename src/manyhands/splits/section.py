@@ -55,7 +55,8 @@ class DataSplitSection(Section):
     """How much of its data a device goes through in an epoch, and what of it first (``[split.data]``)."""
 
     balance: bool = True
-    order: Literal["effect", "mixed", "turns", "sampled", "random"] = "sampled"
+    epoch_part: float = Field(default=1.0, gt=0, le=1)
+    order: Literal["effect", "mixed", "turns", "sampled", "recalled", "random"] = "sampled"
     aggregation: Literal["svd_kmeans", "isvd_lsh", "hash_kmeans"] = "svd_kmeans"
     aggregation_ratio: PositiveInt = 10
     renew: float = Field(default=0.09, gt=0, le=1)

@@ -21,7 +21,7 @@ from manyhands.tiles.geometry import Box
 from manyhands.tiles.norm import gradient_sums, through_statistics
 from manyhands.tiles.peers import sum_in_order
 from manyhands.tiles.step import Step
-from manyhands.tiles.values import Gradient, Part, packed, unpacked
+from manyhands.tiles.values import Gradient, Part, unpacked
 
 __all__ = ["backward_group"]
 
@@ -36,18 +36,15 @@ def backward_group(step: Step, group: int, *, again: bool) -> None:
     program = step.program
     found = program.regions.groups[group]
     step.inside = {}
-    hidden = set(program.norm_acts)
     for number in reversed(range(found.first, found.stop)):
-        if number in hidden:
+        if number in program.norm_acts:
             continue
         if not step.wanted[number]:
             step.gradients.pop(number, None)
             continue
-        norm = next((n for n, act in program.norm_acts.items() if act == number), None)
-        if norm is not None:
+        norm = program.norms_of.get(number, number)
+        if program.graph.nodes[norm].kind == "norm":
             _norm(step, norm, number)
-        elif program.graph.nodes[number].kind == "norm":
-            _norm(step, number, number)
         else:
             BACKWARD[program.graph.nodes[number].kind](step, number, step.gradient(number))
     if program.first_norms[group] is None:
@@ -71,7 +68,7 @@ def _export(step: Step, group: int) -> None:
     pending = None
     if any(outgoing.values()) or any(sizes.values()):
         pending = step.peers.exchange(
-            {tile: packed(tensors, step.like) for tile, tensors in outgoing.items()},
+            outgoing,
             {tile: sum(step.size(n, box) for n, box in pieces) for tile, pieces in sizes.items()},
             step.like,
         )
@@ -158,11 +155,16 @@ def _norm(step: Step, number: int, out: int) -> None:
         if first and not slope.box.inside(own):
             step.pool.give(slope.data)
             continue
-        slope.data.mul_(statistics.scale)
         mine = slope.box.and_(own)
-        if statistics.count and mine.area:
+        if statistics.count and mine == slope.box:
             factor, constant = through_statistics(statistics, total)
-            slope.view(mine).addcmul_(part.view(mine), factor).add_(constant)
+            torch.addcmul(constant, slope.data, statistics.scale, out=slope.data)
+            slope.data.addcmul_(part.data, factor)
+        else:
+            slope.data.mul_(statistics.scale)
+            if statistics.count and mine.area:
+                factor, constant = through_statistics(statistics, total)
+                slope.view(mine).addcmul_(part.view(mine), factor).add_(constant)
         if first:
             step.contribute(source, slope, ours=True, pooled=slope.data)
         else:
@@ -209,7 +211,7 @@ def _first_norm_home(
             outgoing.setdefault(tile, []).extend(found)
         for tile, pieces in program.sends[group].items():
             sizes[tile] = sizes.get(tile, 0) + sum(step.size(node, box) for node, box in pieces)
-    messages = {tile: packed([*tensors, *extra], sums) for tile, tensors in outgoing.items()}
+    messages = {tile: [*tensors, *extra] for tile, tensors in outgoing.items()}
     pending = step.peers.exchange(messages, sizes, sums)
     step.catch_up()
     received = pending.wait()

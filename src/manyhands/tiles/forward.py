@@ -17,7 +17,7 @@ from manyhands.tiles.peers import Pending
 from manyhands.tiles.program import call_again, conv_sight
 from manyhands.tiles.regions import seen_box
 from manyhands.tiles.step import Step
-from manyhands.tiles.values import Part, Value, packed, unpacked
+from manyhands.tiles.values import Part, Value, unpacked
 
 __all__ = ["forward_group"]
 
@@ -30,9 +30,8 @@ def forward_group(step: Step, group: int, *, again: bool = False) -> None:
     if not again:
         _import(step, group)
     found = step.program.regions.groups[group]
-    hidden = set(step.program.norm_acts.values())
     for number in range(found.first, found.stop):
-        if number not in hidden:
+        if number not in step.program.norms_of:
             FORWARD[step.program.graph.nodes[number].kind](step, number)
     for number in found.exports:
         step.exports[number] = step.values[group][number]
@@ -84,7 +83,7 @@ def _send(step: Step, group: int, moments: Tensor | None) -> Pending | None:
             tensor = step.exports[node].view(box)
             assert tensor is not None
             pieces.append(tensor)
-        outgoing[tile] = packed([*pieces, *extra], step.like)
+        outgoing[tile] = [*pieces, *extra]
     sizes = {}
     for tile in step.peers.others if moments is not None else tuple(receives):
         pixels = sum(step.size(node, box) for node, box in receives.get(tile, ()))

@@ -18,6 +18,7 @@ from torch import Tensor, fx
 from torch.utils.benchmark import Timer
 
 from manyhands.tiles.graph import TileGraph
+from manyhands.tiles.peers import Peers
 from manyhands.tiles.profile import HEIGHTS, NOTHING, Curve, LayerTimes, LinkProfile, Profile
 from manyhands.tiles.works import all_operations
 
@@ -176,19 +177,24 @@ def _copy_bytes_per_s(least_s: float) -> float:
 def measure_link(group: dist.ProcessGroup | None = None, num_messages: int = 50) -> LinkProfile:
     """Latency and throughput between this rank and its neighbour; every rank of the group must call it.
 
-    Ranks are paired (0 with 1, 2 with 3, …) and all pairs speak at once; all are given
-    the median of the pairs, an odd one out too, so that all plan with the same numbers.
+    Ranks are paired (0 with 1, 2 with 3, …) and all pairs speak at once, in the way in which tiles will; all
+    are given the median of the pairs, an odd one out too, so that all plan with the same numbers.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if world == 1:
         return LinkProfile(0.0, inf)
     other = rank ^ 1
     found = [0.0, 0.0]
+    peers = Peers(range(world), group, may_share=True)
     if other < world:
-        found[0] = _both_ways_seconds(other, group, num_messages)
+        found[0] = _both_ways_seconds(peers, other, 1, num_messages)
     dist.barrier(group)
     if other < world:
-        found[1] = _there_and_back_seconds(other, group, max(2, num_messages // 10)) / 2
+        count = max(2, num_messages // 10)
+        if peers.nearby is not None:
+            found[1] = _both_ways_seconds(peers, other, PROBE_BYTES // 8, count)
+        else:
+            found[1] = _there_and_back_seconds(other, group, count) / 2
     dist.barrier(group)
     everyone = torch.zeros(world, 2, dtype=torch.float64)
     everyone[rank] = torch.tensor(found, dtype=torch.float64)
@@ -196,23 +202,17 @@ def measure_link(group: dist.ProcessGroup | None = None, num_messages: int = 50)
     pairs = everyone[: world - world % 2]
     latency_s = statistics.median(pairs[:, 0].tolist())
     transfer_s = statistics.median(pairs[:, 1].tolist()) - latency_s
-    return LinkProfile(latency_s, PROBE_BYTES / max(transfer_s, 1e-9))
+    return LinkProfile(latency_s, PROBE_BYTES / max(transfer_s, 1e-9), peers.nearby is not None)
 
 
-def _both_ways_seconds(other: int, group: dist.ProcessGroup | None, count: int) -> float:
-    """Seconds in which two ranks have sent each other next to nothing."""
-    out, back = torch.zeros(1), torch.zeros(1)
+def _both_ways_seconds(peers: Peers, other: int, numbers: int, count: int) -> float:
+    """Seconds in which two ranks have sent each other so many numbers."""
+    out = torch.zeros(numbers)
 
-    def exchange() -> None:
-        works = dist.batch_isend_irecv(
-            [
-                dist.P2POp(dist.irecv, back, group=group, group_peer=other),
-                dist.P2POp(dist.isend, out, group=group, group_peer=other),
-            ]
-        )
-        for work in works:
-            work.wait()
+    def exchange() -> object:
+        return peers.exchange({other: [out]}, {other: numbers}, out).wait()
 
+    exchange()  # memory is shared when it is first used
     return _repeated(exchange, count)
 
 
@@ -231,6 +231,6 @@ def _there_and_back_seconds(other: int, group: dist.ProcessGroup | None, count: 
     return _repeated(there_and_back, count)
 
 
-def _repeated(call: Callable[[], None], count: int) -> float:
+def _repeated(call: Callable[[], object], count: int) -> float:
     # `timeit` makes the same number of calls on both sides; an adaptive timer would not.
     return Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads()).timeit(count).mean

@@ -37,6 +37,7 @@ def tile(
     *,
     checkpoint: bool = False,
     wire_dtype: torch.dtype | None = None,
+    share_memory: bool = True,
     seed: int = 0,
 ) -> TiledModule:
     """Wraps a network so that the ranks of a process group compute it together, as one device would.
@@ -52,6 +53,8 @@ def tile(
         checkpoint: Keep only what crosses groups, and compute the rest again on the way back, without
             messages.
         wire_dtype: A smaller type for gradients of weights on their way, such as `torch.bfloat16`.
+        share_memory: Speak through memory where all ranks are processes of one machine; otherwise, and with
+            False, through the process group.
         seed: Of dropout.
 
     Raises:
@@ -65,6 +68,7 @@ def tile(
         group,
         checkpoint=checkpoint,
         wire_dtype=wire_dtype,
+        share_memory=share_memory,
         seed=seed,
     )
 
@@ -85,15 +89,16 @@ class TiledModule(nn.Module):
         *,
         checkpoint: bool = False,
         wire_dtype: torch.dtype | None = None,
+        share_memory: bool = True,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.module = module
         self.plan, self.checkpoint, self.seed = plan, checkpoint, seed
         self.regions = regions(graph, plan)
-        self.peers = Peers(plan.devices, group)
+        self.peers = Peers(plan.devices, group, may_share=share_memory and _device(module).type == "cpu")
         self.program = compile_tile(graph, self.regions, self.peers.tile)
-        self.pool = Pool()
+        self.pool = Pool(keeps=not checkpoint)
         self.reducer = Reducer(self.peers, wire_dtype)
         self.tail = Tail(self.program, self.peers, plan.tail_mode, seed)
         self.num_steps = 0
@@ -305,12 +310,15 @@ class _Together(torch.autograd.Function):
 
 
 def _input_shape(module: nn.Module, plan: TilePlan) -> tuple[int, int, int]:
-    first = next((m for m in module.modules() if isinstance(m, nn.Conv2d)), None)
-    if first is None:
-        raise JobError(
-            "network", type(module).__name__, "has no convolution, and nothing to compute in tiles"
-        )
-    return first.in_channels, sum(plan.rows), sum(plan.cols)
+    """The shape of images: its channels are told by the first layer that must know how many it reads."""
+    unshuffled = 1
+    for layer in module.modules():
+        if isinstance(layer, nn.PixelUnshuffle):
+            unshuffled *= layer.downscale_factor**2
+        channels = layer.in_channels if isinstance(layer, nn.Conv2d) else getattr(layer, "num_features", 0)
+        if channels:
+            return channels // unshuffled, sum(plan.rows), sum(plan.cols)
+    raise JobError("network", type(module).__name__, "has no convolution, and nothing to compute in tiles")
 
 
 def _device(module: nn.Module) -> torch.device:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -33,7 +34,8 @@ _aten: Any = torch.ops.aten
 class Statistics:
     """Of each channel: mean, 1/deviation, and the line y = scale·x + shift that they make; pixels behind it.
 
-    `count` is 0 where they are the running ones, which have no gradient.
+    `count` is 0 where they are the running ones, which have no gradient. `back` is what the way back needs in
+    double precision: the mean, -scale·invstd/count and -scale/count.
     """
 
     mean: Tensor
@@ -41,6 +43,7 @@ class Statistics:
     scale: Tensor
     shift: Tensor
     count: int
+    back: tuple[Tensor, Tensor, Tensor] | None = None
 
 
 def uses_batch(norm: nn.BatchNorm2d) -> bool:
@@ -101,23 +104,27 @@ def gradient_sums(gradient: Tensor, x: Tensor, statistics: Statistics) -> Tensor
 
 def through_statistics(statistics: Statistics, sums: Tensor) -> tuple[Tensor, Tensor]:
     """What flows back through the statistics, as a line of the layer's input: factor and constant."""
+    assert statistics.back is not None
+    mean, by_x_slope, plain_slope = statistics.back
     by_x, plain = sums.double().chunk(2)
-    found = (statistics.scale, statistics.invstd, statistics.mean)
-    scale, invstd, mean = (tensor.double().view(-1) for tensor in found)
-    factor = -scale * invstd * by_x / statistics.count
-    constant = -scale * plain / statistics.count - factor * mean
+    factor = by_x * by_x_slope
+    constant = (plain * plain_slope).addcmul_(factor, mean, value=-1)
     return factor.to(sums.dtype).view(-1, 1, 1), constant.to(sums.dtype).view(-1, 1, 1)
 
 
 def _merged(parts: Sequence[Tensor], counts: Sequence[int]) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of all, in double precision."""
-    said = torch.stack(tuple(parts)).double()
-    means, squares = said.chunk(2, dim=1)
-    weights = torch.tensor(counts, dtype=torch.float64, device=said.device).view(-1, 1)
+    means, squares = torch.stack(tuple(parts)).double().chunk(2, dim=1)
     count = sum(counts)
-    mean = (means * weights).sum(0) / count
-    variance = (squares + weights * (means - mean).square()).sum(0) / count
+    weights = _weights(tuple(counts), means.device)
+    mean = (means * weights).sum(0).div_(count)
+    variance = (means - mean).square_().mul_(weights).add_(squares).sum(0).div_(count)
     return mean, variance
+
+
+@lru_cache(maxsize=1024)
+def _weights(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.tensor(counts, dtype=torch.float64, device=device).view(-1, 1)
 
 
 def _statistics(
@@ -126,12 +133,14 @@ def _statistics(
     invstd = (variance + norm.eps).rsqrt()
     scale = invstd if norm.weight is None else invstd * norm.weight.detach().double()
     shift = -mean * scale if norm.bias is None else norm.bias.detach().double() - mean * scale
+    back = (mean, (scale * invstd).div_(-count), scale / -count) if count else None
     return Statistics(
         mean.to(dtype),
         invstd.to(dtype),
         scale.to(dtype).view(-1, 1, 1),
         shift.to(dtype).view(-1, 1, 1),
         count,
+        back,
     )
 
 

@@ -16,9 +16,15 @@ __all__ = ["Pool", "blank"]
 
 
 class Pool:
-    """Hands out tensors in the channels-last layout, and takes them back."""
+    """Hands out tensors in the channels-last layout, and takes them back.
 
-    def __init__(self) -> None:
+    Args:
+        keeps: Whether what comes back is kept. A buffer serves only where its size is wanted again, so where
+            little memory is worth more than time it is let go.
+    """
+
+    def __init__(self, *, keeps: bool = True) -> None:
+        self._keeps = keeps
         self._free: dict[tuple[int, torch.dtype, torch.device], list[Tensor]] = {}
 
     def take(self, shape: Sequence[int], like: Tensor) -> Tensor:
@@ -29,6 +35,8 @@ class Pool:
 
     def give(self, tensor: Tensor) -> None:
         """Takes a whole tensor back that `take` gave and that nobody reads any more."""
+        if not self._keeps:
+            return
         flat = tensor.permute(0, 2, 3, 1).reshape(-1) if tensor.dim() == 4 else tensor.reshape(-1)
         self._free.setdefault((flat.numel(), flat.dtype, flat.device), []).append(flat)
 

@@ -196,9 +196,13 @@ class Grid:
         """How long the sums of gradients go on after the backward pass, which they otherwise hide behind.
 
         A layer's sum starts when its gradient is there and the sum before it is done. The backward pass is
-        counted without redundant work here, so that grouping does not change this part.
+        counted without redundant work here, so that grouping does not change this part. In shared memory
+        nothing is hidden: who computes is who adds up.
         """
         setting = self.setting
+        if setting.link.through_memory:
+            sums = (setting.sum_s(weights) for number in summed if (weights := setting.weights(number)))
+            return sum(sums) / setting.steps_per_sum
         wanted = set(summed)
         now, free = 0.0, 0.0
         for number in range(len(setting.graph.names) - 1, 0, -1):

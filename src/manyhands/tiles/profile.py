@@ -112,10 +112,13 @@ class LinkProfile:
     Attributes:
         latency_s: From the call that sends to the call that has received, for a message of nothing.
         bytes_per_s: What passes in each direction, as the payload sees it.
+        through_memory: Whether it is memory that processes of one machine share: then it is the processors
+            that carry messages, and none of that goes on behind their computing.
     """
 
     latency_s: float
     bytes_per_s: float
+    through_memory: bool = False
 
     def seconds(self, num_bytes: float) -> float:
         """The time of one message."""

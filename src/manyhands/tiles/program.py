@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from manyhands.tiles.acts import Act, find_act
 from manyhands.tiles.geometry import Box, Interval, hull
@@ -33,6 +33,9 @@ class Program:
             side.
         acts: Node -> the activation it is.
         norm_acts: Batch norm -> the activation that is computed with it.
+        norms_of: That activation -> the batch norm.
+        modules: Node -> the network's own module that it is.
+        parameters: Node -> what that module trains.
         sends: For each group, tile -> pieces that it is sent.
         receives: For each group, tile -> pieces that come from it.
         first_norms: For each group the batch norm that it begins with, if its sums travel with the borders.
@@ -46,6 +49,9 @@ class Program:
     extent: Mapping[int, Box]
     acts: Mapping[int, Act]
     norm_acts: Mapping[int, int]
+    norms_of: Mapping[int, int]
+    modules: Mapping[int, nn.Module]
+    parameters: Mapping[int, tuple[nn.Parameter, ...]]
     sends: tuple[Mapping[int, tuple[Piece, ...]], ...]
     receives: tuple[Mapping[int, tuple[Piece, ...]], ...]
     first_norms: tuple[int | None, ...]
@@ -67,6 +73,9 @@ def compile_tile(graph: TileGraph, found: Regions, tile: int) -> Program:
         for number in range(1, found.end)
         if (act := find_act(graph.traced, by_name[graph.nodes[number].fx_name])) is not None
     }
+    norm_acts = _norm_acts(graph, found, box, acts)
+    named = {number: name for number in range(1, found.end) if (name := graph.nodes[number].module)}
+    modules = {number: graph.traced.get_submodule(name) for number, name in named.items()}
     return Program(
         graph,
         found,
@@ -74,7 +83,10 @@ def compile_tile(graph: TileGraph, found: Regions, tile: int) -> Program:
         box,
         {number: _extent(graph, found, box, number) for number in box},
         acts,
-        _norm_acts(graph, found, box, acts),
+        norm_acts,
+        {act: norm for norm, act in norm_acts.items()},
+        modules,
+        {number: tuple(module.parameters()) for number, module in modules.items()},
         tuple(_pieces(group, tile, outgoing=True) for group in found.groups),
         tuple(_pieces(group, tile, outgoing=False) for group in found.groups),
         tuple(_first_norm(graph, group) for group in found.groups),

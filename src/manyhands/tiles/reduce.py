@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from manyhands.tiles.peers import Peers, lost, sum_in_order
+from manyhands.tiles.nearby import SUMS, Nearby, lost
+from manyhands.tiles.peers import Peers, sum_in_order
 
 __all__ = ["Reducer"]
 
@@ -31,6 +32,7 @@ class _Flight:
     flat: Tensor
     works: list[dist.Work]
     parts: list[Tensor] | None = None
+    total: Tensor | None = None
 
 
 class Reducer:
@@ -79,6 +81,7 @@ class Reducer:
             self._small.append((parameter, gradient))
         else:
             self._launch([(parameter, gradient)])
+            self._land_early()
 
     def flush(self) -> None:
         """Sends what was waiting for company; called at the end of a pass that is not held."""
@@ -121,6 +124,11 @@ class Reducer:
             else _flat(*gradients[0])
         )
         parameters = [parameter for parameter, _ in gradients]
+        if self.peers.nearby is not None:
+            flat = flat if self.wire_dtype is None else flat.to(self.wire_dtype)
+            self.peers.nearby.send(SUMS, self.peers.others, [flat])
+            self._flights.append(_Flight(parameters, flat, []))
+            return
         if self.wire_dtype is None or self.wire_dtype == flat.dtype:
             self._flights.append(
                 _Flight(
@@ -133,7 +141,32 @@ class Reducer:
         work = dist.all_gather(parts, mine, group=self.peers.group, async_op=True)
         self._flights.append(_Flight(parameters, mine, [_started(work)], parts))
 
+    def _land_early(self) -> None:
+        """Adds up what has come by now, so that its memory is free again; only the rest is waited for."""
+        nearby, others = self.peers.nearby, self.peers.others
+        if nearby is None:
+            return
+        for flight in self._flights:
+            if flight.total is None:
+                if not nearby.has(SUMS, others):
+                    return
+                flight.total = self._added_up(nearby, flight)
+
+    def _added_up(self, nearby: Nearby, flight: _Flight) -> Tensor:
+        letters = {tile: nearby.receive(SUMS, tile) for tile in self.peers.others}
+        flat, dtype = flight.flat, flight.parameters[0].dtype
+        parts = self.peers.in_order(flat, {tile: letter.read(flat) for tile, letter in letters.items()})
+        if len(parts) == 2 and flat.dtype == dtype:
+            total = torch.add(*parts, out=flat)  # of two, either order gives the same bits
+        else:
+            total = sum_in_order([part.to(dtype) for part in parts])
+        for letter in letters.values():
+            letter.done()
+        return total
+
     def _landed(self, flight: _Flight) -> Tensor:
+        if self.peers.nearby is not None:
+            return flight.total if flight.total is not None else self._added_up(self.peers.nearby, flight)
         for work in flight.works:
             try:
                 work.wait()

@@ -72,10 +72,12 @@ class Setting:
         return self.link.latency_s if self.num_devices > 1 else 0.0
 
     def sum_s(self, numbers: float) -> float:
-        """Many numbers summed over all ranks, in a ring."""
+        """Many numbers summed over all ranks, in a ring; in shared memory each writes and reads all."""
         n = self.num_devices
         if n == 1:
             return 0.0
+        if self.link.through_memory:
+            return self.link.seconds(n * numbers * self.wire_bytes)
         return 2 * (n - 1) * self.link.seconds(numbers * self.wire_bytes / n)
 
 

@@ -149,7 +149,9 @@ class _SharedLinear(torch.autograd.Function):
         lines = mine.numel() // max(1, sizes[peers.tile]) if sizes[peers.tile] else x.numel() // x.shape[-1]
         flat = mine.contiguous().view(-1)
         pending = peers.exchange(
-            dict.fromkeys(peers.others, flat), {tile: sizes[tile] * lines for tile in peers.others}, flat
+            {tile: [flat] for tile in peers.others},
+            {tile: sizes[tile] * lines for tile in peers.others},
+            flat,
         )
         received = pending.wait()
         parts = [

@@ -63,7 +63,7 @@ class Step:
 
     def module(self, number: int) -> nn.Module:
         """The network's own module that a node is."""
-        return self.program.graph.traced.get_submodule(self.program.graph.nodes[number].module)
+        return self.program.modules[number]
 
     def read(self, number: int, box: Box) -> Tensor:
         """The tensor of a box of a map that the current group holds."""
@@ -80,10 +80,11 @@ class Step:
         part = Part(extent, self.take((like.shape[0], channels, extent.rows.size, extent.cols.size), like))
         if extent != box:
             rows, cols = box.within(extent)
-            part.data[:, :, : rows.start].zero_()
-            part.data[:, :, rows.stop :].zero_()
-            part.data[:, :, :, : cols.start].zero_()
-            part.data[:, :, :, cols.stop :].zero_()
+            for axis, inner, size in ((2, rows, extent.rows.size), (3, cols, extent.cols.size)):
+                if inner.start:
+                    part.data.narrow(axis, 0, inner.start).zero_()
+                if inner.stop < size:
+                    part.data.narrow(axis, inner.stop, size - inner.stop).zero_()
         return part
 
     def take(self, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ class Step:
         self.wanted = {0: images}
         for number in range(1, self.program.regions.end):
             node = nodes[number]
-            own = bool(node.module) and any(p.requires_grad for p in self.module(number).parameters())
+            own = any(p.requires_grad for p in self.program.parameters.get(number, ()))
             self.wanted[number] = own or any(self.wanted[source] for source in node.inputs)
 
     def forget_inner(self, group: int, *, keep_imports: bool) -> None:

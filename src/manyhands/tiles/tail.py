@@ -20,7 +20,7 @@ from manyhands.tiles.peers import Peers
 from manyhands.tiles.plan import TailMode
 from manyhands.tiles.program import Program
 from manyhands.tiles.stand_ins import Pass, shared_out, stand_in
-from manyhands.tiles.values import packed, unpacked
+from manyhands.tiles.values import unpacked
 
 __all__ = ["Tail", "TailRun"]
 
@@ -63,9 +63,7 @@ class Tail:
         batch_size = tiles[0].shape[0]
         mine = self.share(batch_size)
         count = mine.stop - mine.start
-        outgoing = {
-            tile: packed([t[self.share(batch_size, tile)] for t in tiles], tiles[0]) for tile in peers.others
-        }
+        outgoing = {tile: [t[self.share(batch_size, tile)] for t in tiles] for tile in peers.others}
         shapes = {tile: [self._shape(node, count, tile) for node in self.handoff] for tile in peers.others}
         received = peers.exchange(
             outgoing, {t: sum(map(prod, s)) for t, s in shapes.items()}, tiles[0]
@@ -96,7 +94,7 @@ class Tail:
         if self.mode == "channels":
             return cut(peers.tile)
         shares = {tile: self.share(batch_size, tile) for tile in range(len(peers.devices))}
-        outgoing = {tile: packed(cut(tile), wholes[0]) for tile in peers.others}
+        outgoing = {tile: cut(tile) for tile in peers.others}
         shapes = {
             tile: [
                 self._shape(node, shares[tile].stop - shares[tile].start, peers.tile) for node in self.handoff

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from manyhands.tiles.geometry import Box, hull
 from manyhands.tiles.pool import Pool, blank
 
-__all__ = ["Gradient", "Part", "Value", "packed", "unpacked"]
+__all__ = ["Gradient", "Part", "Value", "pack_into", "packed", "unpacked"]
 
 
 @dataclass
@@ -77,14 +78,21 @@ class Gradient:
     pooled: Tensor | None = None
 
 
-def packed(pieces: list[Tensor], like: Tensor) -> Tensor:
+def packed(pieces: Sequence[Tensor], like: Tensor) -> Tensor:
     """Pieces of maps, and flat tensors, as one flat message."""
+    if len(pieces) == 1 and pieces[0].dim() == 1 and pieces[0].is_contiguous():
+        return pieces[0]
     flat = torch.empty(sum(piece.numel() for piece in pieces), dtype=like.dtype, device=like.device)
+    pack_into(flat, pieces)
+    return flat
+
+
+def pack_into(flat: Tensor, pieces: Sequence[Tensor]) -> None:
+    """Writes pieces one after the other into flat memory."""
     start = 0
     for piece in pieces:
         blank(piece.shape, flat[start : start + piece.numel()]).copy_(piece)
         start += piece.numel()
-    return flat
 
 
 def unpacked(flat: Tensor, shapes: list[tuple[int, ...]]) -> list[Tensor]:

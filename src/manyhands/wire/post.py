@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import zenoh
@@ -25,6 +26,7 @@ from manyhands.wire import topics
 from manyhands.wire.announcement import MAX_NEWS_BYTES, Announcement, announce, read_announcement
 from manyhands.wire.body import Body, make_body, name_of
 from manyhands.wire.expected import Expected, read_body
+from manyhands.wire.linger import close_at_once
 from manyhands.wire.outbox import Outbox
 from manyhands.wire.presence import Presence
 from manyhands.wire.refusals import Refusals, Tell
@@ -35,6 +37,9 @@ from manyhands.wire.transfer import HolderLied, NotPulled, Pace, Puller
 __all__ = ["ZenohPost"]
 
 TICK_S = 0.1
+LINK_TICKS = 5
+"""After how many ticks it sees to new links."""
+
 LINGER_S = 5.0
 """How long a hand that leaves waits for its last words to be heard."""
 
@@ -237,8 +242,10 @@ class ZenohPost:
             )
 
     async def _repeat(self) -> None:
-        while True:
+        for tick in count():
             await asyncio.sleep(TICK_S)
+            if tick % LINK_TICKS == 0:  # links come and go
+                close_at_once()
             for peer, announcement in list(self._outbox.due(self._loop.time())):
                 if self._is_there(peer):
                     self._publish(peer, announcement)
