@@ -111,6 +111,16 @@ def test_one_that_returns_is_waited_for_by_the_group_and_called_when_its_round_i
     assert {muster.number for muster in town.devices.values()} == {3}
 
 
+def test_where_others_have_begun_nobody_waits_for_all() -> None:
+    town = Town(*NAMES)
+    town.form(NAMES)
+    for name in ("a", "c"):
+        town.go(name)
+    town.end("b")
+    town.come("a")
+    assert town.calls() == {"a": ("a", "b")}
+
+
 def test_who_is_done_calls_only_for_one_that_is_not() -> None:
     town = Town(*NAMES)
     town.form(NAMES)
@@ -151,8 +161,8 @@ def test_an_old_word_does_not_count() -> None:
     town = Town(*NAMES)
     old = town.devices["b"].greeting()
     town.form(NAMES)
+    town.end("a", "c")
     assert town.devices["a"].hear("b", old) == ""
-    town.devices["a"].busy = False
     assert town.calls() == {}  # b was heard to be busy after that
 
 
