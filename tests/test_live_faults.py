@@ -27,13 +27,13 @@ from processes import KEPT, PATIENT, children, events
 
 NAMES = ("a", "b", "c")
 LIMIT_S = 300.0
-ROUNDS = 100
+ROUNDS = 60
 Event = dict[str, Any]
 
 
 @pytest.fixture
 def paced_job(small_job: Callable[..., Job]) -> Job:
-    devices = [{"name": name, "kind": "raspberry-pi-4", "flops": 1e8} for name in NAMES]
+    devices = [{"name": name, "kind": "raspberry-pi-4", "flops": 5e7} for name in NAMES]
     return small_job(
         exchange={"rounds": ROUNDS, "mode": "neighbours"},
         run={**KEPT, "evaluate_every": 0},
@@ -99,7 +99,7 @@ def test_a_device_that_is_stopped_is_lost_and_taken_back(paced_job: Job, tmp_pat
 def three_hosts() -> Any:
     if reason := why_not():
         pytest.skip(reason)
-    with lay_links(NAMES, loss=0.02) as hosts:
+    with lay_links(NAMES) as hosts:
         yield hosts
 
 
