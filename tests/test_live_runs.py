@@ -118,6 +118,8 @@ def test_ctrl_c_leaves_politely_and_resume_goes_on(small_job_file: Path, tmp_pat
     changes += [f"live.{key}={value}" for key, value in PATIENT.items()]
     command = [sys.executable, "-m", "manyhands", "train", str(small_job_file), "--engine", "live"]
     command += ["--quiet", "--out", str(out)] + [word for change in changes for word in ("--set", change)]
+    # What a shell has put in the background ignores Ctrl-C, and so would this test's process.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         trace = out / "devices" / "a" / "trace.jsonl"

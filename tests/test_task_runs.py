@@ -484,6 +484,8 @@ def test_an_own_network_that_was_changed_is_prepared_again(
     task_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
+    # Compiled files know their source by its second and its size, which are the same here.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     drawn = """
 from torch import nn
 def net(shape, num_classes):

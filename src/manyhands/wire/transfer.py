@@ -181,8 +181,11 @@ class Puller:
             async with asyncio.TaskGroup() as group:
                 for number in range(min(num_workers, len(todo))):
                     group.create_task(self._work(state, number, progress))
-        except* NotPulled as failures:
-            raise failures.exceptions[0] from None
+        except ExceptionGroup as failures:
+            known, others = failures.split(NotPulled)
+            if known is None or others is not None:
+                raise
+            raise known.exceptions[0] from None
         return state.data
 
     async def _work(self, state: _Pull, number: int, progress: Callable[[int, int], None]) -> None:
