@@ -57,7 +57,7 @@ def _cut(group: Group) -> str:
     stacks = 1 + len(group.get("group_starts") or [])
     again = "; maps computed again on the way back" if group.get("checkpoint") else ""
     tail = f"; from {group.get('tail')} on: {group.get('tail_mode')}"
-    return f"rows {rows}, columns {cols}; {stacks} stacks{tail}{again}"
+    return f"rows {rows}, columns {cols}; {stacks} {'stack' if stacks == 1 else 'stacks'}{tail}{again}"
 
 
 def _parts(group: Group) -> str:
