@@ -60,7 +60,12 @@ def make_job(args: argparse.Namespace, name: str, rounds: int, split: dict[str, 
         "seed": args.seed,
         "data": data,
         "model": {"name": args.model} | ({"size": args.size} if args.size else {}),
-        "learn": {"learning_rate": 0.01, "momentum": 0.9, "batch_size": 64},
+        "learn": {
+            "learning_rate": 0.01,
+            "momentum": 0.9,
+            "batch_size": 64,
+            "memory_format": args.memory_format,
+        },
         "split": split,
         "exchange": {"mode": args.mode, "rounds": rounds} | (waits if args.mode != "push" else {}),
         "fleet": {
@@ -84,6 +89,7 @@ def make_job(args: argparse.Namespace, name: str, rounds: int, split: dict[str, 
         ],
         "run": {
             "evaluate_every": args.evaluate_every,
+            "evaluate_devices_every": 0,
             "save_models": False,
             "report": False,
             "checkpoint_every_s": 600.0,
@@ -219,6 +225,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--level", type=float, default=0.5, help="what co-running jobs take of a platform")
     parser.add_argument("--pause-s", type=float, default=10.0, help="between two of them, on average")
     parser.add_argument("--device", default="cpu", help="where the arithmetic runs: cpu or cuda")
+    parser.add_argument("--memory-format", default="auto", choices=["auto", "contiguous", "channels_last"])
     parser.add_argument("--workers", type=int, help="threads that train side by side; one a core if left out")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=int, help="so many training examples at most")

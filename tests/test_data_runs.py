@@ -288,3 +288,14 @@ def test_a_profile_lies_beside_the_job_and_is_no_part_of_it(
     found = load_job(tmp_path / "job.toml")
     assert found.live.profile == (tmp_path / "here.json").resolve()
     assert found.hash == job.hash
+
+
+def test_only_what_they_make_together_is_measured_in_every_round(
+    data_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    said = {"evaluate_every": 1, "evaluate_examples": 40}
+    each = train(data_job(run=said), tmp_path / "each")
+    few = train(data_job(run={**said, "evaluate_devices_every": 0}), tmp_path / "few")
+    assert len(events(tmp_path / "each", "evaluated")) > 3
+    assert len(events(tmp_path / "few", "evaluated")) == 3  # each device's, at the end
+    assert few["curve"] == each["curve"]

@@ -86,7 +86,7 @@ def _averaging(company: Company) -> dict[str, Participant]:
     rows = company.counts.rows(holds)
     places = {
         name: Neighbourhood(
-            job.exchange, {b: company.blocks[b] for b in held}, rows[name], 0.0, job.run.evaluate_every
+            job.exchange, {b: company.blocks[b] for b in held}, rows[name], 0.0, job.run.devices_every
         )
         for name, held in holds.items()
     }
@@ -143,7 +143,7 @@ def _pushing(company: Company) -> dict[str, Participant]:
             place.neighbours,
             FIRST_UNITS * len(places),
             max(expected_s, company.patience_s / job.exchange.slack),
-            job.run.evaluate_every,
+            job.run.devices_every,
             pace,
             company.others(name) if pace is not None else (),
         )

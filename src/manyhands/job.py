@@ -41,12 +41,18 @@ class RunSection(Section):
 
     alone: bool = False
     evaluate_every: NonNegativeInt = 1
+    evaluate_devices_every: NonNegativeInt | None = None
     evaluate_examples: PositiveInt | None = None
     checkpoint_every_s: PositiveFloat = 10.0
     workers: NonNegativeInt | None = None
     threads: PositiveInt = 1
     save_models: bool = True
     report: bool = True
+
+    @property
+    def devices_every(self) -> int:
+        """Every how many of its rounds a device's own network is measured; 0: only at the end."""
+        return self.evaluate_every if self.evaluate_devices_every is None else self.evaluate_devices_every
 
 
 class Job(Section):

@@ -275,7 +275,7 @@ def _participants(
     program = partial(
         work_alone if host is None else partial(take_part, packing=job.exchange.packing),
         num_rounds=job.exchange.rounds,
-        evaluate_every=job.run.evaluate_every,
+        evaluate_every=job.run.devices_every,
     )
     peers = () if host is None else (COORDINATOR,)
     devices = {

@@ -178,13 +178,16 @@ def accuracy_of(
     module = workspace(architecture, torch_device, torch.contiguous_format).module
     load(module, weights)
     module.eval()
-    right, total = 0, 0.0
+    size = 256 if torch_device == "cpu" else 2048
+    right: list[torch.Tensor] = []
+    losses: list[torch.Tensor] = []
     with torch.no_grad():
-        for first in range(0, len(examples), 256):
-            x = as_input(moved(examples.x[first : first + 256], torch_device), torch.contiguous_format)
-            y = moved(examples.y[first : first + 256], torch_device)
+        for first in range(0, len(examples), size):
+            x = as_input(moved(examples.x[first : first + size], torch_device), torch.contiguous_format)
+            y = moved(examples.y[first : first + size], torch_device)
             scores = module(x)
-            right += int((scores.argmax(1) == y).sum())
-            total += float(F.cross_entropy(scores, y, reduction="sum"))
-    loss = total / len(examples)
-    return {"accuracy": right / len(examples), "loss": loss if math.isfinite(loss) else None}
+            right.append((scores.argmax(1) == y).sum())
+            losses.append(F.cross_entropy(scores, y, reduction="sum"))
+    loss = sum(torch.stack(losses).tolist()) / len(examples)
+    accuracy = int(torch.stack(right).sum()) / len(examples)
+    return {"accuracy": accuracy, "loss": loss if math.isfinite(loss) else None}
