@@ -17,11 +17,19 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 NAMES = {"gosgd": "GoSGD: all data, waits", "edgegossip": "split by data"}
+MODELS = {
+    "lenet5": "LeNet-5",
+    "alexnet": "AlexNet",
+    "squeezenet": "SqueezeNet",
+    "mobilenet_v2": "MobileNet-v2",
+}
+DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 
 
 def label_of(found: dict[str, Any]) -> str:
     settings = found["settings"]
-    return f"{settings['model']}, {settings['data']}, {settings['devices']} platforms"
+    model, data = settings["model"], settings["data"]
+    return f"{MODELS.get(model, model)}, {DATA.get(data, data)}, {settings['devices']} platforms"
 
 
 def draw_curves(all_found: list[dict[str, Any]], file: Path) -> None:
@@ -49,7 +57,7 @@ def draw_curves(all_found: list[dict[str, Any]], file: Path) -> None:
 
 
 def draw_bars(all_found: list[dict[str, Any]], file: Path) -> None:
-    """Speed-ups to the same accuracy, a bar a run, with the points lost at its end above it."""
+    """Speed-ups to the same accuracy, a bar a run, with what it is ahead of GoSGD at its end above it."""
     bars = [
         (label_of(found) if len(found["runs"]) == 1 else f"{label_of(found)}, {run['name']}", run["compared"])
         for found in all_found
@@ -62,16 +70,18 @@ def draw_bars(all_found: list[dict[str, Any]], file: Path) -> None:
         axis.text(
             place,
             height,
-            f"{height:.2f}×\n{beside['lost_points']:+.2f} lost",
+            f"{height:.2f}×\n{-beside['lost_points']:+.1f} points",
             ha="center",
             va="bottom",
             fontsize=8,
+            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )
     axis.axhline(2.7, color="0.4", linestyle=":", label="paper, on average: 2.70×")
     axis.set_xticks(range(len(bars)), [name.replace(", ", "\n") for name, _ in bars], fontsize=7)
     axis.set_ylabel("times faster to the same accuracy")
     axis.set_ylim(0, 1.25 * max([*heights, 2.7]))
-    axis.legend(fontsize=8)
+    axis.set_xlim(-0.7, len(bars) - 0.3)
+    axis.legend(fontsize=8, title="points: accuracy at the end beside GoSGD's", title_fontsize=8)
     figure.tight_layout()
     figure.savefig(file, dpi=120)
     plt.close(figure)
