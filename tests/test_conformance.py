@@ -75,8 +75,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def assembled(job: Job, *, live: bool) -> tuple[Fleet, Team]:
     material = load_material(job)
-    fleet, _, team, _ = put_together(job, material, Library(job, material), live=live)
-    return fleet, team
+    lineup = put_together(job, material, Library(job, material), live=live)
+    return lineup.fleet, lineup.team
 
 
 def simulated(job: Job) -> tuple[dict[str, Any], Events]:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from manyhands.cli_common import JsonOption, QuietOption, SetOption, make_console
+from manyhands.collecting import left_behind
 from manyhands.concluding import gather_crew
 from manyhands.display import result_table
 from manyhands.errors import RunError, Stopped
@@ -22,7 +23,6 @@ from manyhands.joining import Line, join
 from manyhands.mustering import join_crew
 from manyhands.report.units import seconds_text
 from manyhands.run import gather as run_gather
-from manyhands.run import left_behind
 from manyhands.wire.diagnosis import why_unreachable
 from manyhands.wire.status import ask_status
 

@@ -78,12 +78,12 @@ def make_duty(
     """
     if not isinstance(material, Dataset):
         raise JobError("game.name", job.game.name, "a tile group learns from data")
-    fleet, split, team, _ = put_together(job, material, library)
-    (hand,) = fleet.devices
+    lineup = put_together(job, material, library)
+    (hand,), team = lineup.fleet.devices, lineup.team
     devices = ranked(hand)
-    size = split.seats[hand.name].size
+    size = lineup.split.seats[hand.name].size
     architecture = library(size).architecture
-    phase = give_lessons(job, material, fleet).phase(hand, size, architecture, {}, True)
+    phase = give_lessons(job, material, lineup.fleet).phase(hand, size, architecture, {}, True)
     assert isinstance(phase, LocalPhase)
     learner = Learner(architecture, library(size).first, job.learn)
     graph = read_group_graph(job, learner.module, material.shape)

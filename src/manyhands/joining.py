@@ -120,7 +120,8 @@ def _take_part(
 ) -> bool:
     material = load_material(job, progress)
     library = Library(job, material, progress)
-    fleet, split, team, _ = put_together(job, material, library, live=True, here=(name,), slowdown=slowdown)
+    lineup = put_together(job, material, library, live=True, here=(name,), slowdown=slowdown)
+    fleet, split, team = lineup.fleet, lineup.split, lineup.team
     if name not in fleet.names:
         raise JobError(
             "--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}"
