@@ -9,7 +9,8 @@ from typing import Any, TextIO
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Faults
-from manyhands.engine.simulate import Keeping, Simulation
+from manyhands.engine.holdings import Keeping
+from manyhands.engine.simulate import Simulation, Until
 from manyhands.fleet import Contention
 from manyhands.hand import Facts
 from manyhands.lineup import Lineup, Watch, teller
@@ -44,8 +45,7 @@ def simulate(lineup: Lineup, folder: RunFolder, tally: Tally, watch: Watch | Non
             faults=Faults(job.fault, derive(job.seed, "faults")),
             contention=Contention(job.contention, fleet, job.seed),
             cores=Cores(job.run.workers, job.run.threads),
-            recorded=recorded,
-            checkpoint=checkpoint,
+            until=Until(tuple(recorded), checkpoint),
             keeping=Keeping(
                 folder.checkpoint,
                 job.hash,
