@@ -6,7 +6,7 @@ wire), what they are given to do is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -27,7 +27,8 @@ from manyhands.report.folder import RunFolder
 from manyhands.run import put_together
 from manyhands.seeds import derive
 from manyhands.sizing import Library
-from manyhands.tile_groups import plan_group, ranked, read_group_graph
+from manyhands.tile_groups import GroupPlan, plan_group, ranked, read_group_graph
+from manyhands.tiles.profile import LinkProfile, Profile
 
 __all__ = ["check_crew", "make_duty", "muster_roll"]
 
@@ -53,14 +54,7 @@ def muster_roll(job: Job) -> tuple[str, ...]:
 
 
 def make_duty(
-    job: Job,
-    material: Material,
-    library: Library,
-    name: str,
-    out: Path,
-    *,
-    keeps: bool = False,
-    regroups: Callable[[], bool] = lambda: False,
+    job: Job, material: Material, library: Library, name: str, out: Path, *, keeps: bool = False
 ) -> Duty:
     """One device's part in the job's tile group.
 
@@ -71,7 +65,6 @@ def make_duty(
         name: The device.
         out: The run's folder or, with `keeps`, the device's own.
         keeps: Whether the device writes trace and state also when it does not lead.
-        regroups: Asked of the leader after each round: whether the group should form anew, with others.
 
     Raises:
         JobError: The job does not learn from data, or its network cannot be computed in tiles by its devices.
@@ -80,7 +73,6 @@ def make_duty(
         raise JobError("game.name", job.game.name, "a tile group learns from data")
     lineup = put_together(job, material, library)
     (hand,), team = lineup.fleet.devices, lineup.team
-    devices = ranked(hand)
     size = lineup.split.seats[hand.name].size
     architecture = library(size).architecture
     phase = give_lessons(job, material, lineup.fleet).phase(hand, size, architecture, {}, True)
@@ -89,15 +81,19 @@ def make_duty(
     graph = read_group_graph(job, learner.module, material.shape)
     timed = Timings(graph, name, job.learn.batch_size)
 
+    def planned(
+        here: tuple[str, ...], profiles: Sequence[Profile] | None = None, link: LinkProfile | None = None
+    ) -> GroupPlan:
+        left = tuple(device for device in ranked(hand) if device.name in here)
+        return plan_group(job, hand.name, left, graph, profiles, link)
+
     def form(here: tuple[str, ...], group: dist.ProcessGroup) -> tuple[Step, Facts]:
-        left = tuple(device for device in devices if device.name in here)
-        profiles, link = timed(here, group) if job.split.tiling.profile == "measured" else (None, None)
-        plan = plan_group(job, hand.name, left, graph, profiles, link)
+        plan = planned(here, *(timed(here, group) if job.split.tiling.profile == "measured" else ()))
         seed = derive(job.seed, hand.name, "dropout")
         return make_step(learner, graph, plan, job.split.tiling, group, seed), plan.facts
 
     def fits(here: tuple[str, ...]) -> None:
-        plan_group(job, hand.name, tuple(device for device in devices if device.name in here), graph)
+        planned(here)
 
     return Duty(
         job,
@@ -112,5 +108,4 @@ def make_duty(
         team.measure,
         fits,
         keeps,
-        regroups,
     )
