@@ -12,7 +12,8 @@ from manyhands.errors import JobError
 from manyhands.exchange.counts import Counts
 from manyhands.exchange.epidemic import meeting_rows
 from manyhands.exchange.member import Member
-from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours, plan_consensus
+from manyhands.exchange.neighbourhood import Neighbourhood, plan_consensus
+from manyhands.exchange.neighbours import exchange_with_neighbours
 from manyhands.exchange.pace import Pace, Portion
 from manyhands.exchange.push import PushPlace, push_to_peers
 from manyhands.exchange.sum_weights import FIRST_UNITS

@@ -29,7 +29,8 @@ from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.member import Member
 from manyhands.exchange.merge import MergeSection, merge
 from manyhands.exchange.mixing import mixing_rows
-from manyhands.exchange.neighbours import Neighbourhood, Standing, exchange_with_neighbours, plan_consensus
+from manyhands.exchange.neighbourhood import Neighbourhood, plan_consensus
+from manyhands.exchange.neighbours import Standing, exchange_with_neighbours
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import ENVELOPE_BYTES, Message, Outcome, Work
 from manyhands.job import Job

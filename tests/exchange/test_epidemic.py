@@ -15,7 +15,8 @@ from manyhands.engine.participant import Participant
 from manyhands.engine.simulate import Simulation
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.epidemic import meeting_rows, round_pairs
-from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
+from manyhands.exchange.neighbourhood import Neighbourhood
+from manyhands.exchange.neighbours import exchange_with_neighbours
 from manyhands.fleet import Fleet
 
 NAMES = tuple("abcdefg")

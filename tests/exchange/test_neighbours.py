@@ -22,7 +22,8 @@ from manyhands.engine.simulate import Simulation, Until
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.member import Member
 from manyhands.exchange.mixing import mixing_rows
-from manyhands.exchange.neighbours import Neighbourhood, Standing, exchange_with_neighbours
+from manyhands.exchange.neighbourhood import Neighbourhood
+from manyhands.exchange.neighbours import Standing, exchange_with_neighbours
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import Message, Outcome, Work
 from manyhands.replica import Blocks, Replica
