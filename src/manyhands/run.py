@@ -26,7 +26,7 @@ from manyhands.fleet.outlook import Slowdown
 from manyhands.job import Job, load_job
 from manyhands.lessons import Material, give_lessons, load_material
 from manyhands.lineup import Drive, Lineup, Watch
-from manyhands.preparing import save_decoupling
+from manyhands.prepared import save_decoupling
 from manyhands.rehearsal import check_live, rehearse
 from manyhands.report.folder import RunFolder
 from manyhands.report.summary import Tally
