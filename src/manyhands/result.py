@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from manyhands.blocks import Weights, extract
+from manyhands.coordinated import COORDINATOR
 from manyhands.exchange.coordination import Progress
 from manyhands.job import Job
 from manyhands.lessons import MeasureName
@@ -17,7 +18,6 @@ from manyhands.report.page import write_page
 from manyhands.report.plots import save_pngs
 from manyhands.report.summary import SCHEMA, Tally
 from manyhands.splits import Seat
-from manyhands.team import COORDINATOR
 from manyhands.tile_groups import linked, parts_of, speaker
 
 __all__ = ["figures_of_networks", "make_result", "networks_left", "publish", "set_beside"]

@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from manyhands.assigning import assign_classes
 from manyhands.collecting import collect, left_behind
+from manyhands.coordinated import COORDINATOR
 from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.clock import wall_seconds
 from manyhands.engine.faults import check_names
@@ -34,7 +35,7 @@ from manyhands.result import figures_of_networks, make_result, networks_left, pu
 from manyhands.simulating import simulate
 from manyhands.sizing import Library, choose_sizes
 from manyhands.splits import SPLITS
-from manyhands.team import COORDINATOR, check_fleet, make_team, offered_networks
+from manyhands.team import check_fleet, make_team, offered_networks
 from manyhands.tile_groups import plan_groups
 
 __all__ = ["EngineName", "check", "compare", "gather", "put_together", "resume", "train"]
