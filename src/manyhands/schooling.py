@@ -23,7 +23,7 @@ from manyhands.blocks import Weights
 from manyhands.data import Dataset, Examples, Progress
 from manyhands.data.cache import forget, recalled, remembered
 from manyhands.data.examples import Array
-from manyhands.fleet.device import make_devices
+from manyhands.fleet.tables import make_devices
 from manyhands.job import Job
 from manyhands.learn.gradients import as_input
 from manyhands.learn.supervised import LocalPhase, accuracy_of
