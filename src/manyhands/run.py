@@ -1,8 +1,9 @@
 """A run, from a job to its result. Read this first: it is the whole system in one page.
 
-    job -> fleet, data -> sizes -> split -> team -> engine -> result
+    job -> fleet, data -> sizes -> split -> team -> line-up -> driven -> networks, result
 
-The engine is the simulator, or, for a rehearsal, a process for each device on this machine.
+`put_together` settles who does what, up to the line-up; `_train` has it driven and keeps what comes out. What
+drives it is the simulator or, for a rehearsal, a process for each device on this machine.
 
 A run writes everything it does into its folder as it goes, so it can be killed at any moment and gone on
 with: `train` starts, resumes or just returns what is there, whichever the folder needs.

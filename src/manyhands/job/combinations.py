@@ -61,9 +61,13 @@ def _check_material(job: Sections) -> None:
     if job.run.evaluate_examples is not None:
         expected = "is of a test set, and this job plays games; take play.test_episodes"
         raise JobError("run.evaluate_examples", job.run.evaluate_examples, expected)
+    _refuse_amounts(job, "is read by a job that learns from data; what a phase of play is, [play] says")
+
+
+def _refuse_amounts(job: Sections, expected: str) -> None:
+    """How much a local phase goes through is said elsewhere."""
     for key in ("epochs", "examples"):
         if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
-            expected = "is read by a job that learns from data; what a phase of play is, [play] says"
             raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
 
 
@@ -114,10 +118,7 @@ def _check_data_split(job: Sections) -> None:
     if job.exchange.coordinated:
         expected = 'a split by data has no coordinator; take "neighbours", "epidemic" or "push"'
         raise JobError("exchange.mode", job.exchange.mode, expected)
-    for key in ("epochs", "examples"):
-        if getattr(job.learn, key) != type(job.learn).model_fields[key].default:
-            expected = "leave it out: in a split by data a round goes once through what there is time for"
-            raise JobError(f"learn.{key}", getattr(job.learn, key), expected)
+    _refuse_amounts(job, "leave it out: in a split by data a round goes once through what there is time for")
 
 
 def _check_groups(job: Sections) -> None:
