@@ -6,7 +6,7 @@ wire), what they are given to do is the same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from manyhands.crew.state import Learner
 from manyhands.crew.stepping import make_step
 from manyhands.data import Dataset
 from manyhands.errors import JobError
-from manyhands.fleet import make_fleet
+from manyhands.fleet import Device, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job
 from manyhands.learn.supervised import LocalPhase
@@ -28,9 +28,12 @@ from manyhands.run import put_together
 from manyhands.seeds import derive
 from manyhands.sizing import Library
 from manyhands.tile_groups import GroupPlan, plan_group, ranked, read_group_graph
+from manyhands.tiles import TileGraph
 from manyhands.tiles.profile import LinkProfile, Profile
 
 __all__ = ["check_crew", "make_duty", "muster_roll"]
+
+Form = Callable[[tuple[str, ...], dist.ProcessGroup], tuple[Step, Facts]]
 
 
 def check_crew(job: Job) -> None:
@@ -79,6 +82,27 @@ def make_duty(
     assert isinstance(phase, LocalPhase)
     learner = Learner(architecture, library(size).first, job.learn)
     graph = read_group_graph(job, learner.module, material.shape)
+    form, fits = _forming(job, name, hand, learner, graph)
+    return Duty(
+        job,
+        hand.name,
+        name,
+        RunFolder(out),
+        learner,
+        phase.batches,
+        phase.flops,
+        form,
+        lambda: team.looker.work(architecture, lambda: Weights(learner.weights), "cpu").run().facts,
+        team.measure,
+        fits,
+        keeps,
+    )
+
+
+def _forming(
+    job: Job, name: str, hand: Device, learner: Learner, graph: TileGraph
+) -> tuple[Form, Callable[[tuple[str, ...]], None]]:
+    """How a device forms a group with those that are here, and looks whether they can hold the network."""
     timed = Timings(graph, name, job.learn.batch_size)
 
     def planned(
@@ -95,17 +119,4 @@ def make_duty(
     def fits(here: tuple[str, ...]) -> None:
         planned(here)
 
-    return Duty(
-        job,
-        hand.name,
-        name,
-        RunFolder(out),
-        learner,
-        phase.batches,
-        phase.flops,
-        form,
-        lambda: team.looker.work(architecture, lambda: Weights(learner.weights), "cpu").run().facts,
-        team.measure,
-        fits,
-        keeps,
-    )
+    return form, fits
