@@ -53,7 +53,7 @@ def cost(data: str, model: str, batch_size: int, num_examples: int, repeats: int
 
     from manyhands.blocks import Weights
     from manyhands.data import DataSection, load
-    from manyhands.learn.selective import effects_of
+    from manyhands.learn.effects import effects_of
     from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase
     from manyhands.models import FAMILIES, cost_of
     from manyhands.replica import Replica

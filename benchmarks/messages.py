@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 
 from manyhands.engine.cores import Cores
-from manyhands.engine.simulate import Participant, Simulation
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulate import Simulation
 from manyhands.fleet import DeviceSection, FleetSection, make_fleet
 from manyhands.hand import Facts, Hand, Message
 

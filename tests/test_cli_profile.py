@@ -14,10 +14,10 @@ import torch
 from manyhands import cli_profile
 from manyhands.cli import main
 from manyhands.fleet import CATALOG, DeviceSection, Use
-from manyhands.fleet.device import make_devices
 from manyhands.fleet.measure import Machine
 from manyhands.fleet.predictor import Regression, Sample, read_predictor
 from manyhands.fleet.recording import Span, read_recording
+from manyhands.fleet.tables import make_devices
 
 Run = Callable[..., tuple[int, str, str]]
 

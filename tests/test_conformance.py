@@ -20,7 +20,8 @@ import torch
 
 from manyhands.engine.clock import epoch_seconds
 from manyhands.engine.cores import Cores
-from manyhands.engine.live import LiveDevice, LiveSection, Past, Place
+from manyhands.engine.life import Diary, Past
+from manyhands.engine.live import LiveDevice, LiveSection, Place
 from manyhands.engine.simulate import Simulation
 from manyhands.engine.state import StateFolder
 from manyhands.exchange.memory_post import Exchange
@@ -75,8 +76,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 def assembled(job: Job, *, live: bool) -> tuple[Fleet, Team]:
     material = load_material(job)
-    fleet, _, team, _ = put_together(job, material, Library(job, material), live=live)
-    return fleet, team
+    lineup = put_together(job, material, Library(job, material), live=live)
+    return lineup.fleet, lineup.team
 
 
 def simulated(job: Job) -> tuple[dict[str, Any], Events]:
@@ -108,8 +109,7 @@ def lived(job: Job, folder: Path, seen: Events) -> tuple[dict[str, Any], Events]
             },
             sorted(set(hosts.values())),
             section,
-            lambda _event, line: events.append(json.loads(line)),
-            Past(epoch_seconds()),
+            Diary(Past(epoch_seconds()), lambda _event, line: events.append(json.loads(line))),
         )
         for device in sorted(set(hosts.values()))
     ]

@@ -272,8 +272,8 @@ def test_a_live_device_takes_its_slowdown_from_its_profile(data_job: Callable[..
     material = load_material(job)
 
     def slowdown_of_a_team(**known: Any) -> float:
-        team = put_together(job, material, Library(job, material), live=True, here=("fast",), **known)[2]
-        program: Any = team.participants["fast"].program
+        lineup = put_together(job, material, Library(job, material), live=True, here=("fast",), **known)
+        program: Any = lineup.team.participants["fast"].program
         return float(program.keywords["place"].pace.slowdown(1.0, 3.0))
 
     assert slowdown_of_a_team(slowdown=lambda from_s, until_s: until_s - from_s + 1) == 3.0

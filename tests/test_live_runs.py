@@ -24,7 +24,8 @@ from manyhands.exchange.counts import Counts
 from manyhands.exchange.mixing import mixing_rows
 from manyhands.fleet import DeviceSection, FleetSection, make_fleet
 from manyhands.job import Job
-from manyhands.joining import Line, join
+from manyhands.joiner import Joiner
+from manyhands.joining import join
 from manyhands.report.device_folder import DeviceFolder, merged_events
 from manyhands.run import gather, resume, train
 from manyhands.seeds import numpy_generator
@@ -222,7 +223,7 @@ def test_what_cannot_be_is_said_in_one_line(
 def test_a_device_takes_no_folder_of_another_job(small_job: Callable[..., Job], tmp_path: Path) -> None:
     DeviceFolder(tmp_path).begin("a", "other", "")
     with pytest.raises(JobError, match="holds job other"):
-        join(small_job(), "a", tmp_path, Line())
+        join(small_job(), Joiner("a", tmp_path))
 
 
 def test_nothing_that_live_says_is_in_the_hash(small_job: Callable[..., Job]) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from manyhands.engine import simulate
+from manyhands.engine import holdings, simulate
 from manyhands.errors import JobError, ReplayDiverged, RunError
 from manyhands.job import Job
 from manyhands.run import compare, resume, train
@@ -416,7 +416,7 @@ def test_idle_devices_of_a_shared_network_hold_no_copies(
         run={"checkpoint_every_s": 1e-9, "evaluate_every": 0},
     )
     sizes = []
-    write = simulate.write_checkpoint
+    write = holdings.write_checkpoint
 
     def spying(*args: Any) -> Path:
         path = write(*args)
@@ -424,7 +424,7 @@ def test_idle_devices_of_a_shared_network_hold_no_copies(
         return path
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simulate, "write_checkpoint", spying)
+        patch.setattr(holdings, "write_checkpoint", spying)
         train(job, tmp_path)
     one_network = 90_000
     assert max(sizes) < 8 * one_network  # the merged one, and the updates of four devices under way

@@ -18,7 +18,7 @@ from manyhands import load_network
 from manyhands.assigning import assign_classes
 from manyhands.blocks import Weights, extract
 from manyhands.data import load
-from manyhands.engine import simulate
+from manyhands.engine import holdings
 from manyhands.errors import JobError, RunError
 from manyhands.fleet import make_fleet
 from manyhands.job import Job
@@ -274,11 +274,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
         if kept == 6:
             raise RunError("killed")
 
-    write = simulate.write_checkpoint
-    monkeypatch.setattr(simulate, "write_checkpoint", killed)
+    write = holdings.write_checkpoint
+    monkeypatch.setattr(holdings, "write_checkpoint", killed)
     with pytest.raises(RunError, match="killed"):
         train(job, tmp_path / "killed")
-    monkeypatch.setattr(simulate, "write_checkpoint", write)
+    monkeypatch.setattr(holdings, "write_checkpoint", write)
     result = resume(tmp_path / "killed")
     assert figures(result) == figures(undisturbed)
     assert events(tmp_path / "killed") == events(tmp_path / "whole")

@@ -13,16 +13,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from manyhands.cli_common import JsonOption, QuietOption, SetOption, make_console
+from manyhands.collecting import left_behind
 from manyhands.concluding import gather_crew
 from manyhands.display import result_table
 from manyhands.errors import RunError, Stopped
 from manyhands.hand import Facts
 from manyhands.job import load_job
-from manyhands.joining import Line, join
+from manyhands.joiner import Joiner, Line
+from manyhands.joining import join
 from manyhands.mustering import join_crew
 from manyhands.report.units import seconds_text
 from manyhands.run import gather as run_gather
-from manyhands.run import left_behind
 from manyhands.wire.diagnosis import why_unreachable
 from manyhands.wire.status import ask_status
 
@@ -65,7 +66,7 @@ def join_job(
     line = Line(tuple(listen or ()), tuple(connect or ()), keys)
     take_part = join_crew if wanted.split.by == "space" else join
     watch = _Lines(console, wanted.exchange.rounds)
-    finished = take_part(wanted, name, folder, line, tethered=tethered, watch=watch)
+    finished = take_part(wanted, Joiner(name, folder, line, tethered), watch)
     if not finished:
         # Whatever still computes in another thread is of no use to anybody.
         typer.echo(f"manyhands: {name} has left; the same command goes on with it", err=True)

@@ -10,12 +10,11 @@ from rich.table import Table
 
 from manyhands.cli_common import JobArgument, JsonOption, SeedOption, SetOption, make_console, read_job
 from manyhands.errors import JobError
-from manyhands.job import Job
 from manyhands.lessons import load_material
+from manyhands.lineup import Lineup
 from manyhands.report.units import bytes_text, memory_text, percent_text, seconds_text
 from manyhands.run import put_together
 from manyhands.sizing import Library
-from manyhands.splits.seat import Split
 from manyhands.tile_groups import GroupPlan
 
 __all__ = ["plan"]
@@ -29,12 +28,11 @@ def plan(
     if wanted.split.by != "space" and not wanted.fleet.has_groups:
         wanted = wanted.split_by("space")
     material = load_material(wanted)
-    library = Library(wanted, material)
-    fleet, split, _, groups = put_together(wanted, material, library)
-    if not groups:
+    lineup = put_together(wanted, material, Library(wanted, material))
+    if not lineup.groups:
         raise JobError("fleet.device", None, "a tile group needs two devices or more")
-    flops = {device.name: device.flops for device in fleet.hardware}
-    found = [_figures(wanted, library, split, group, flops) for group in groups.values()]
+    flops = {device.name: device.flops for device in lineup.fleet.hardware}
+    found = [_figures(lineup, group, flops) for group in lineup.groups.values()]
     if as_json:
         typer.echo(json.dumps(found))
         return
@@ -45,11 +43,9 @@ def plan(
         console.print(f"[dim]{_how(figures)}[/dim]\n", soft_wrap=True)
 
 
-def _figures(
-    job: Job, library: Library, split: Split, group: GroupPlan, flops: dict[str, float]
-) -> dict[str, Any]:
+def _figures(lineup: Lineup, group: GroupPlan, flops: dict[str, float]) -> dict[str, Any]:
     """The plan, each device's part in it, and what the fastest would take alone."""
-    network = library(split.seats[group.name].size).architecture
+    job, network = lineup.job, lineup.library(lineup.split.seats[group.name].size).architecture
     fastest = max(group.devices, key=lambda name: flops[name])
     alone_s = job.learn.batch_size * network.cost.train_flops / flops[fastest]
     parts = [{"name": name} | vars(group.parts[name]) for name in group.devices]

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic_core import to_json
 
+from manyhands.collecting import left_behind
 from manyhands.data import Progress as ReadingProgress
 from manyhands.engine.clock import wall_seconds
 from manyhands.fleet import make_fleet
@@ -23,10 +24,9 @@ from manyhands.job import Job
 from manyhands.lessons import Material, load_material
 from manyhands.report.atomic import write_atomically
 from manyhands.report.folder import RunFolder
-from manyhands.report.page import write_page
-from manyhands.report.plots import save_pngs
 from manyhands.report.summary import Part, Tally
-from manyhands.run import left_behind, make_result, put_together
+from manyhands.result import make_result, publish
+from manyhands.run import put_together
 from manyhands.sizing import Library
 from manyhands.tile_groups import GroupPlan
 
@@ -37,21 +37,17 @@ def conclude(
     job: Job, material: Material, library: Library, folder: RunFolder, started: float | None = None
 ) -> dict[str, Any]:
     """Makes the result of a crew's run from its trace."""
-    fleet, _, team, groups = put_together(job, material, library)
-    (name,) = fleet.names
+    lineup = put_together(job, material, library)
+    (name,), team = lineup.fleet.names, lineup.team
     tally = Tally(team.hosts, team.measure)
     events = [event for event in folder.events() if event["device"] == name]
     for event in events:
         tally.add(event)
-    plans = {name: _measured(groups[name], events)}
-    result = make_result(job, material, fleet, team, tally, plans)
-    result["engine"] = "live"
-    result["groups"] = [_group_facts(plans[name], events)]
+    plan = _measured(lineup.groups[name], events)
+    result = make_result(replace(lineup, groups={name: plan}), tally, "live")
+    result["groups"] = [_group_facts(plan, events)]
     result["wall_seconds"] = wall_seconds() - started if started is not None else tally.seconds
-    if job.run.report:
-        save_pngs(result, folder.path)
-        write_page(result, job.to_toml(), folder.page)
-    folder.finish(result)
+    publish(job, result, folder)
     return result
 
 

@@ -29,10 +29,11 @@ from manyhands.errors import RunError
 from manyhands.hand import Facts
 from manyhands.job import Job, load_job
 from manyhands.lessons import load_material
+from manyhands.lineup import Watch, teller
 from manyhands.report.atomic import write_atomically
 from manyhands.report.folder import RunFolder
 from manyhands.report.summary import Tally
-from manyhands.run import Watch, check_same, put_together
+from manyhands.run import put_together
 from manyhands.sizing import Library
 
 __all__ = ["is_crew_run", "train_crew"]
@@ -71,23 +72,17 @@ def train_crew(
     check_crew(job)
     folder, started = RunFolder(out), wall_seconds()
     if (finished := folder.load_result()) is not None:
-        check_same(job, finished["hash"], out)
+        folder.check_same(job.hash, finished["hash"])
         return finished
     if folder.is_run:
-        check_same(job, load_job(folder.job).hash, out)
+        folder.check_same(job.hash, load_job(folder.job).hash)
     material = load_material(job, progress)
     library = Library(job, material, progress)
-    _, _, team, _ = put_together(job, material, library)
+    lineup = put_together(job, material, library)
     folder.begin(job.to_toml())
-    tally = Tally(team.hosts, team.measure)
+    tally = Tally(lineup.team.hosts, lineup.team.measure)
     tally.clock = "so far"
-
-    def told(event: Facts | None) -> None:
-        if event is not None:
-            tally.add(event)
-        if watch is not None:
-            watch(job.split.label, job, tally, event)
-
+    told = teller(job, tally, watch)
     told(None)
     with _processes(job, folder, muster_roll(job), program) as (processes, store):
         _watch_over(processes, store, _Tail(folder.trace, told))

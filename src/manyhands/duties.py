@@ -6,7 +6,7 @@ wire), what they are given to do is the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
@@ -18,7 +18,7 @@ from manyhands.crew.state import Learner
 from manyhands.crew.stepping import make_step
 from manyhands.data import Dataset
 from manyhands.errors import JobError
-from manyhands.fleet import make_fleet
+from manyhands.fleet import Device, make_fleet
 from manyhands.hand import Facts
 from manyhands.job import Job
 from manyhands.learn.supervised import LocalPhase
@@ -27,9 +27,13 @@ from manyhands.report.folder import RunFolder
 from manyhands.run import put_together
 from manyhands.seeds import derive
 from manyhands.sizing import Library
-from manyhands.tile_groups import plan_group, ranked, read_group_graph
+from manyhands.tile_groups import GroupPlan, plan_group, ranked, read_group_graph
+from manyhands.tiles import TileGraph
+from manyhands.tiles.profile import LinkProfile, Profile
 
 __all__ = ["check_crew", "make_duty", "muster_roll"]
+
+Form = Callable[[tuple[str, ...], dist.ProcessGroup], tuple[Step, Facts]]
 
 
 def check_crew(job: Job) -> None:
@@ -53,14 +57,7 @@ def muster_roll(job: Job) -> tuple[str, ...]:
 
 
 def make_duty(
-    job: Job,
-    material: Material,
-    library: Library,
-    name: str,
-    out: Path,
-    *,
-    keeps: bool = False,
-    regroups: Callable[[], bool] = lambda: False,
+    job: Job, material: Material, library: Library, name: str, out: Path, *, keeps: bool = False
 ) -> Duty:
     """One device's part in the job's tile group.
 
@@ -71,34 +68,21 @@ def make_duty(
         name: The device.
         out: The run's folder or, with `keeps`, the device's own.
         keeps: Whether the device writes trace and state also when it does not lead.
-        regroups: Asked of the leader after each round: whether the group should form anew, with others.
 
     Raises:
         JobError: The job does not learn from data, or its network cannot be computed in tiles by its devices.
     """
     if not isinstance(material, Dataset):
         raise JobError("game.name", job.game.name, "a tile group learns from data")
-    fleet, split, team, _ = put_together(job, material, library)
-    (hand,) = fleet.devices
-    devices = ranked(hand)
-    size = split.seats[hand.name].size
+    lineup = put_together(job, material, library)
+    (hand,), team = lineup.fleet.devices, lineup.team
+    size = lineup.split.seats[hand.name].size
     architecture = library(size).architecture
-    phase = give_lessons(job, material, fleet).phase(hand, size, architecture, {}, True)
+    phase = give_lessons(job, material, lineup.fleet).phase(hand, size, architecture, {}, True)
     assert isinstance(phase, LocalPhase)
     learner = Learner(architecture, library(size).first, job.learn)
     graph = read_group_graph(job, learner.module, material.shape)
-    timed = Timings(graph, name, job.learn.batch_size)
-
-    def form(here: tuple[str, ...], group: dist.ProcessGroup) -> tuple[Step, Facts]:
-        left = tuple(device for device in devices if device.name in here)
-        profiles, link = timed(here, group) if job.split.tiling.profile == "measured" else (None, None)
-        plan = plan_group(job, hand.name, left, graph, profiles, link)
-        seed = derive(job.seed, hand.name, "dropout")
-        return make_step(learner, graph, plan, job.split.tiling, group, seed), plan.facts
-
-    def fits(here: tuple[str, ...]) -> None:
-        plan_group(job, hand.name, tuple(device for device in devices if device.name in here), graph)
-
+    form, fits = _forming(job, name, hand, learner, graph)
     return Duty(
         job,
         hand.name,
@@ -112,5 +96,27 @@ def make_duty(
         team.measure,
         fits,
         keeps,
-        regroups,
     )
+
+
+def _forming(
+    job: Job, name: str, hand: Device, learner: Learner, graph: TileGraph
+) -> tuple[Form, Callable[[tuple[str, ...]], None]]:
+    """How a device forms a group with those that are here, and looks whether they can hold the network."""
+    timed = Timings(graph, name, job.learn.batch_size)
+
+    def planned(
+        here: tuple[str, ...], profiles: Sequence[Profile] | None = None, link: LinkProfile | None = None
+    ) -> GroupPlan:
+        left = tuple(device for device in ranked(hand) if device.name in here)
+        return plan_group(job, hand.name, left, graph, profiles, link)
+
+    def form(here: tuple[str, ...], group: dist.ProcessGroup) -> tuple[Step, Facts]:
+        plan = planned(here, *(timed(here, group) if job.split.tiling.profile == "measured" else ()))
+        seed = derive(job.seed, hand.name, "dropout")
+        return make_step(learner, graph, plan, job.split.tiling, group, seed), plan.facts
+
+    def fits(here: tuple[str, ...]) -> None:
+        planned(here)
+
+    return form, fits

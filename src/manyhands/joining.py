@@ -12,82 +12,50 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import signal
-import sys
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from safetensors.torch import save_file
 
 from manyhands.blocks import Weights
-from manyhands.data import Progress as ReadingProgress
+from manyhands.engine.life import Diary, Manners
 from manyhands.engine.live import LiveDevice, Place
 from manyhands.engine.live_hand import HELLO
-from manyhands.errors import JobError, RunError
+from manyhands.errors import JobError
 from manyhands.exchange.coordination import Progress
 from manyhands.fleet.outlook import Slowdown, slowdown_here
 from manyhands.hand import Facts
 from manyhands.job import Job
+from manyhands.joiner import Joiner, reasons, stoppable
 from manyhands.lessons import Material, load_material
+from manyhands.lineup import Lineup
 from manyhands.looking import merged_network
 from manyhands.rehearsal import check_live
 from manyhands.replica import Replica
 from manyhands.report.device_folder import DeviceFolder
 from manyhands.run import put_together
 from manyhands.sizing import Library
-from manyhands.splits import Split
 from manyhands.team import Team
-from manyhands.wire.diagnosis import check_keys, why_unreachable
+from manyhands.wire.diagnosis import check_keys
 from manyhands.wire.expected import KINDS, expect
 from manyhands.wire.post import ZenohPost
 from manyhands.wire.session import Wiring
 
-__all__ = ["Line", "join", "reasons", "stoppable"]
-
-Ends = TypeVar("Ends")
+__all__ = ["join"]
 
 MAX_EXAMPLES = 1_000_000_000
 """More than any device has; who claims more is not believed."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """How this device reaches the others; what is empty, the job's ``[live]`` says.
-
-    Attributes:
-        listen: Where others reach it, ``HOST:PORT`` each.
-        connect: Whom it calls.
-        keys: The folder with its certificate.
-    """
-
-    listen: tuple[str, ...] = ()
-    connect: tuple[str, ...] = ()
-    keys: Path | None = None
-
-
-def join(
-    job: Job,
-    name: str,
-    out: Path,
-    line: Line,
-    *,
-    tethered: bool = False,
-    watch: Callable[[Facts], None] = lambda _event: None,
-    progress: ReadingProgress | None = None,
-) -> bool:
+def join(job: Job, joiner: Joiner, watch: Callable[[Facts], None] = lambda _event: None) -> bool:
     """Takes part as one device until the job is over, or until somebody says stop.
 
     Args:
         job: The same for all devices; they compare its hash.
-        name: Which of its devices this is.
-        out: The folder of this device; what is there is gone on with.
-        line: How it reaches the others.
-        tethered: Leave when standard input ends, because whoever started this process is gone.
+        joiner: Which device this is, where it keeps what it does, and how it reaches the others.
         watch: Told of every event.
-        progress: Told how far reading the data is.
 
     Returns:
         Whether the job came to its end; False if it was stopped.
@@ -101,32 +69,22 @@ def join(
         watch(event)
 
     check_live(job)
-    if line.keys is not None:
-        check_keys(line.keys, name)
+    if joiner.line.keys is not None:
+        check_keys(joiner.line.keys, joiner.name)
     with slowdown_here(job.live.profile, lambda: num_bytes) as slowdown:
-        return _take_part(job, name, out, line, slowdown, counted, progress, tethered=tethered)
+        return _take_part(job, joiner, slowdown, counted)
 
 
-def _take_part(
-    job: Job,
-    name: str,
-    out: Path,
-    line: Line,
-    slowdown: Slowdown | None,
-    watch: Callable[[Facts], None],
-    progress: ReadingProgress | None,
-    *,
-    tethered: bool,
-) -> bool:
-    material = load_material(job, progress)
-    library = Library(job, material, progress)
-    fleet, split, team, _ = put_together(job, material, library, live=True, here=(name,), slowdown=slowdown)
-    if name not in fleet.names:
-        raise JobError(
-            "--name", name, f"there is no such device; choose one of {', '.join(fleet.names[:10])}"
-        )
+def _take_part(job: Job, joiner: Joiner, slowdown: Slowdown | None, watch: Callable[[Facts], None]) -> bool:
+    name, line = joiner.name, joiner.line
+    material = load_material(job)
+    library = Library(job, material)
+    lineup = put_together(job, material, library, live=True, here=(name,), slowdown=slowdown)
+    names, team = lineup.fleet.names, lineup.team
+    if name not in names:
+        raise JobError("--name", name, f"there is no such device; choose one of {', '.join(names[:10])}")
     greeting = {"examples": team.members[name].num_examples, "material": _fingerprint(material)}
-    folder = DeviceFolder(out)
+    folder = DeviceFolder(joiner.out)
     past = folder.begin(name, job.hash, job.to_toml())
     with folder.open_trace() as trace:
 
@@ -141,30 +99,24 @@ def _take_part(
             if device is not None:
                 device.emit(hand, event, facts)
 
-        posts = _posts(job, team, name, past.incarnation, line, tell)
+        posts = _posts(job, team, joiner, past.incarnation, tell)
         places = {
             hand: Place(team.participants[hand], post, folder.state(hand, job.hash))
             for hand, post in posts.items()
         }
-        device = LiveDevice(
-            name,
-            places,
-            fleet.names,
-            job.live,
-            write,
-            past,
-            finished=folder.finish,
-            threads=job.run.threads,
-            greeting=greeting,
-            heard=partial(_compare, job, team, greeting),
-            diagnose=partial(reasons, line.connect or job.live.connect, line.keys),
+        manners = Manners(
+            greeting,
+            partial(_compare, job, team, greeting),
+            partial(reasons, line.connect or job.live.connect, line.keys),
         )
+        diary = Diary(past, write, folder.finish)
+        device = LiveDevice(name, places, names, job.live, diary, manners, threads=job.run.threads)
         live = device.run(partial(posts[name].answer_status, device.status))
-        ends = asyncio.run(stoppable(live, name, tethered=tethered))
+        ends = asyncio.run(stoppable(live, joiner))
     if ends is None:
         return False
     device.shut()
-    _save_models(folder, split, library, ends)
+    _save_models(folder, lineup, ends)
     return True
 
 
@@ -183,15 +135,11 @@ def _compare(job: Job, team: Team, own: Facts, peer: str, facts: Facts) -> str:
     return ""
 
 
-def reasons(connect: Sequence[str], keys: Path | None) -> list[str]:
-    """Why those whom it calls will not have it."""
-    return [reason for where in connect if (reason := why_unreachable(where, keys)) is not None]
-
-
 def _posts(
-    job: Job, team: Team, name: str, incarnation: int, line: Line, tell: Callable[[str, str, Facts], None]
+    job: Job, team: Team, joiner: Joiner, incarnation: int, tell: Callable[[str, str, Facts], None]
 ) -> dict[str, ZenohPost]:
     """A post for each hand that lives on the device."""
+    name, line = joiner.name, joiner.line
     expected = expect(team.blocks, job.exchange.rounds, job.exchange.packing)
     expected = replace(expected, kinds=KINDS | {HELLO})
     listen, connect = line.listen or job.live.listen, line.connect or job.live.connect
@@ -223,44 +171,16 @@ def _reachable(where: str) -> str:
     return f"{'127.0.0.1' if host in ('0.0.0.0', '', '*') else host}:{port}"
 
 
-async def stoppable(live: Coroutine[Any, Any, Ends], name: str, *, tethered: bool) -> Ends | None:
-    """Runs a device until it is done; None if it was told to leave.
-
-    Args:
-        live: What the device does, and gives in the end.
-        name: The device.
-        tethered: Leave when standard input ends.
-    """
-    loop = asyncio.get_running_loop()
-    task = loop.create_task(live)
-    failed: list[str] = []
-
-    def fail(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        failed.append(str(context.get("exception") or context.get("message")))
-        task.cancel()
-
-    loop.set_exception_handler(fail)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel)
-    if tethered:
-        loop.add_reader(sys.stdin.fileno(), task.cancel)
-    try:
-        return await task
-    except asyncio.CancelledError:
-        if failed:
-            raise RunError(f"{name}: {failed[0]}") from None
-        return None
-
-
-def _save_models(folder: DeviceFolder, split: Split, library: Library, ends: Mapping[str, Any]) -> None:
+def _save_models(folder: DeviceFolder, lineup: Lineup, ends: Mapping[str, Any]) -> None:
     """Writes the network of each hand that lives here: a device's own, the coordinator's merged one."""
     networks: dict[str, Weights] = {}
+    merged = lineup.split.merged
     for hand, left in ends.items():
         end = getattr(left, "replica", left)  # one that had come to its end before gives what it saved
         if isinstance(end, Replica):
             networks[hand] = end.weights
-        elif isinstance(end, Progress) and split.merged is not None:
-            networks["global"] = merged_network(split.merged, library, end.blocks)
+        elif isinstance(end, Progress) and merged is not None:
+            networks["global"] = merged_network(merged, lineup.library, end.blocks)
     folder.models.mkdir(exist_ok=True)
     for name, weights in networks.items():
         path = folder.models / f"{name}.safetensors"

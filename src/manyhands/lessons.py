@@ -22,10 +22,11 @@ from manyhands.fleet import Device, Fleet
 from manyhands.games import Game, load_game
 from manyhands.hand import Facts, Work
 from manyhands.job import Job
+from manyhands.learn.holding import Gathered, Share
 from manyhands.learn.optimizers import num_slots
 from manyhands.learn.ranking import uses_points
 from manyhands.learn.reinforcement import PracticePhase, score_of
-from manyhands.learn.selective import Gathered, SelectivePhase, Share
+from manyhands.learn.selective import SelectivePhase
 from manyhands.learn.supervised import LocalPhase, accuracy_of
 from manyhands.learn.transfer import settled_on
 from manyhands.learn.workspace import Architecture

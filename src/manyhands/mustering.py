@@ -14,19 +14,17 @@ import json
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from manyhands.crew.log import Log
 from manyhands.crew.mate import EXPECTED, Mate
 from manyhands.crew.muster import Muster
 from manyhands.crew.state import read_checkpoint
 from manyhands.data import Dataset
-from manyhands.data import Progress as ReadingProgress
 from manyhands.duties import check_crew, make_duty, muster_roll
 from manyhands.errors import JobError
 from manyhands.hand import Facts
 from manyhands.job import Job
-from manyhands.joining import Line, reasons, stoppable
+from manyhands.joiner import Joiner, reasons, stoppable
 from manyhands.lessons import Material, load_material
 from manyhands.report.device_folder import DeviceFolder
 from manyhands.sizing import Library
@@ -42,42 +40,12 @@ NOT_SECRET = (
 )
 
 
-def join_crew(
-    job: Job,
-    name: str,
-    out: Path,
-    line: Line,
-    *,
-    tethered: bool = False,
-    watch: Callable[[Facts], None] = lambda _event: None,
-    progress: ReadingProgress | None = None,
-) -> bool:
-    """Takes part in a tile group as one device until the job is over, or until somebody says stop.
-
-    Args:
-        job: The same for all devices; they compare its hash.
-        name: Which of its devices this is.
-        out: The folder of this device; what is there is gone on with.
-        line: How it reaches the others.
-        tethered: Leave when standard input ends, because whoever started this process is gone.
-        watch: Told of every event.
-        progress: Told how far reading the data is.
-
-    Returns:
-        Whether the job came to its end; False if it was stopped.
-    """
-    check_crew(job)
-    if job.fault:
-        raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
-    ranked = muster_roll(job)
-    if name not in ranked:
-        raise JobError("--name", name, f"there is no such device; choose one of {', '.join(ranked[:10])}")
-    if line.keys is not None:
-        check_keys(line.keys, name)
-        print(f"manyhands: {NOT_SECRET}", file=sys.stderr, flush=True)
-    material = load_material(job, progress)
-    duty = make_duty(job, material, Library(job, material, progress), name, out, keeps=True)
-    folder = DeviceFolder(out)
+def join_crew(job: Job, joiner: Joiner, watch: Callable[[Facts], None] = lambda _event: None) -> bool:
+    """Takes part in a tile group as one device; what enters and leaves is as in `joining.join`."""
+    ranked = _admitted(job, joiner)
+    name, line, material = joiner.name, joiner.line, load_material(job)
+    duty = make_duty(job, material, Library(job, material), name, joiner.out, keeps=True)
+    folder = DeviceFolder(joiner.out)
     past = folder.begin(name, job.hash, job.to_toml())
     read_checkpoint(duty.folder.checkpoint, job.hash, duty.learner)
 
@@ -111,9 +79,27 @@ def join_crew(
         partial(reasons, wiring.connect, line.keys),
     )
     try:
-        return bool(asyncio.run(stoppable(mate.run(), name, tethered=tethered)))
+        return bool(asyncio.run(stoppable(mate.run(), joiner)))
     finally:
         log.close()
+
+
+def _admitted(job: Job, joiner: Joiner) -> tuple[str, ...]:
+    """Looks whether a device may take part; all that may, by rank.
+
+    Raises:
+        JobError: The job cannot be trained so, or has no such device, or its keys are not this one's.
+    """
+    check_crew(job)
+    if job.fault:
+        raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
+    ranked, name, keys = muster_roll(job), joiner.name, joiner.line.keys
+    if name not in ranked:
+        raise JobError("--name", name, f"there is no such device; choose one of {', '.join(ranked[:10])}")
+    if keys is not None:
+        check_keys(keys, name)
+        print(f"manyhands: {NOT_SECRET}", file=sys.stderr, flush=True)
+    return ranked
 
 
 def _fingerprint(material: Material) -> str:

@@ -17,24 +17,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
+from manyhands.collecting import collect
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import JobError, RunError
-from manyhands.fleet import Fleet
 from manyhands.hand import Facts
 from manyhands.job import Job
-from manyhands.report.atomic import write_atomically
-from manyhands.report.device_folder import DeviceFolder, merged_events
+from manyhands.lineup import Lineup, Watch, teller
+from manyhands.report.device_folder import DeviceFolder
 from manyhands.report.folder import RunFolder
 from manyhands.report.summary import Tally
 from manyhands.team import Team
 from manyhands.wire.session import free_endpoints
 
-__all__ = ["Watch", "check_live", "collect", "rehearse"]
-
-Watch = Callable[[str, Job, Tally, Facts | None], None]
-"""Told of every event: the run's split, its job, what was counted so far, the event (None at the start)."""
+__all__ = ["check_live", "rehearse"]
 
 LOOK_EVERY_S = 0.2
 LEAVE_S = 20.0
@@ -61,43 +58,18 @@ def check_live(job: Job) -> None:
         raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
 
 
-def rehearse(
-    job: Job, fleet: Fleet, team: Team, folder: RunFolder, tally: Tally, watch: Watch | None
-) -> Mapping[str, Any]:
+def rehearse(lineup: Lineup, folder: RunFolder, tally: Tally, watch: Watch | None) -> Mapping[str, Any]:
     """Runs all devices until they are done; counts their events and gives what their hands have left."""
-    shown = Tally(team.hosts, team.measure, "live")
-
-    def told(event: Facts | None) -> None:
-        if event is not None:
-            shown.add(event)
-        if watch is not None:
-            watch(job.split.label, job, shown, event)
-
+    job, team = lineup.job, lineup.team
+    told = teller(job, Tally(team.hosts, team.measure, "live"), watch)
     told(None)
-    with _devices(job, fleet.names, folder) as devices:
+    with _devices(job, lineup.fleet.names, folder) as devices:
         nap = threading.Event()
         while sum(device.look(told) for device in devices.values()):
             _check_quorum(job, devices)
             _send_home(job, team, devices)
             nap.wait(LOOK_EVERY_S)
-    return collect(job, fleet, team, folder, tally)
-
-
-def collect(
-    job: Job, _fleet: Fleet, team: Team, folder: RunFolder, tally: Tally, _watch: Watch | None = None
-) -> Mapping[str, Any]:
-    """Merges the traces of all devices, counts them, and gives what each hand has left."""
-    folders = {name: DeviceFolder(folder.devices / name) for name in team.members}
-    events = merged_events(folders)
-    write_atomically(folder.trace, b"".join(to_json(event, inf_nan_mode="null") + b"\n" for event in events))
-    for event in events:
-        tally.add(event)
-    ends = {}
-    for hand, host in team.hosts.items():
-        state = folders[host].state(hand, job.hash).read() if folders[host].is_there else None
-        # Neighbours save where they stand, and end with their replica.
-        ends[hand] = getattr(state, "replica", state)
-    return ends
+    return collect(lineup, folder, tally)
 
 
 class _Device:

@@ -12,7 +12,7 @@ from torch import nn
 from manyhands.errors import JobError
 from manyhands.job import Job, load_job
 from manyhands.models import build, build_in_form
-from manyhands.preparing import read_decoupling
+from manyhands.prepared import read_decoupling
 from manyhands.report.folder import RunFolder
 from manyhands.splits.classes import read_classes
 

@@ -1,7 +1,7 @@
 """The common ground of all settings: immutable, and strict about keys they do not know.
 
 Each part of manyhands declares its own settings beside the code that reads them, as a `Section`;
-`job.py` puts the sections together and turns what pydantic finds wrong into one line.
+`job/` puts the sections together and turns what pydantic finds wrong into one line.
 """
 
 from __future__ import annotations

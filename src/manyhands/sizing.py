@@ -20,7 +20,8 @@ from manyhands.learn.workspace import Architecture
 from manyhands.lessons import Lessons, Material
 from manyhands.models import build_in_form, cost_of, sizes_of
 from manyhands.models.families import tiers_of
-from manyhands.preparing import Prepared, prepare
+from manyhands.prepared import Prepared
+from manyhands.preparing import prepare
 from manyhands.report.units import memory_text, seconds_text
 from manyhands.seeds import derive
 from manyhands.splits.classes import classes_text, read_classes

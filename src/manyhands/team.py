@@ -10,18 +10,17 @@ from typing import Any
 import torch
 
 from manyhands.blocks import Weights, covers, extract
-from manyhands.engine.network import Network
+from manyhands.company import Company
+from manyhands.coordinated import coordinated, coordinator_host
 from manyhands.engine.participant import Participant
 from manyhands.errors import JobError
-from manyhands.exchange.coordination import Coordination
-from manyhands.exchange.coordinator import coordinate
 from manyhands.exchange.counts import Counts
-from manyhands.exchange.device import take_part, work_alone
+from manyhands.exchange.device import work_alone
 from manyhands.exchange.member import Member
 from manyhands.fleet import Device, Fleet
 from manyhands.fleet.outlook import Slowdown
-from manyhands.gossip import Company, gossip
-from manyhands.hand import Message, Work
+from manyhands.gossip import gossip
+from manyhands.hand import Work
 from manyhands.job import Job
 from manyhands.lessons import Lessons, MeasureName, Phase
 from manyhands.looking import Looker, Together, merged_network
@@ -30,10 +29,7 @@ from manyhands.report.units import memory_text
 from manyhands.sizing import Library, Sizing
 from manyhands.splits import Networks, Split
 
-__all__ = ["COORDINATOR", "Team", "check_fleet", "make_team", "offered_networks"]
-
-COORDINATOR = "coordinator"
-"""The name of the coordinator's hand; no device may have it."""
+__all__ = ["Team", "check_fleet", "make_team", "offered_networks"]
 
 
 @dataclass(frozen=True)
@@ -65,8 +61,6 @@ class _Setting:
     networks: Library
     lessons: Lessons
     looker: Looker
-    live: bool
-    slowdown: Slowdown | None = None
 
     @cached_property
     def blocks(self) -> dict[str, Weights]:
@@ -79,11 +73,6 @@ class _Setting:
             cut = extract(library(size).first, missing)
             blocks |= {name: Weights(tensors) for name, tensors in cut.items()}
         return blocks
-
-    def patient_s(self, expected_s: float) -> float:
-        """How long a round may be expected to take; live, nobody is given up sooner than `patience_s`."""
-        floor_s = self.job.live.patience_s / self.job.exchange.slack if self.live else 0.0
-        return max(expected_s, floor_s)
 
 
 def offered_networks(library: Library) -> Networks:
@@ -105,7 +94,7 @@ def check_fleet(job: Job, fleet: Fleet) -> None:
     for device in fleet.hardware:
         _check_torch_device(device)
     if job.exchange.coordinated:
-        _coordinator_host(job, fleet)
+        coordinator_host(job, fleet)
 
 
 def make_team(
@@ -131,7 +120,7 @@ def make_team(
     """
     fleet = sizing.fleet
     looker = Looker(lessons, len(library.sizes) + 4)
-    setting = _Setting(job, fleet, split, library, lessons, looker, live, slowdown)
+    setting = _Setting(job, fleet, split, library, lessons, looker)
     for device in fleet.devices:
         if not device.executors:  # a group's plan has seen to it
             _check_memory(setting, device)
@@ -144,8 +133,9 @@ def make_team(
         name: _statics(setting, phase) | {"size_reason": sizing.reason(name, split.seats[name].size)}
         for name, phase in phases.items()
     }
-    host = _coordinator_host(job, fleet) if split.exchanges and job.exchange.coordinated else None
-    participants = _participants(setting, members, phases, host, counts)
+    host = coordinator_host(job, fleet) if split.exchanges and job.exchange.coordinated else None
+    company = Company(job, fleet, split, members, phases, setting.blocks, counts, live, slowdown)
+    participants = _participants(setting, company, host)
     return Team(participants, statics, members, host, looker, lessons.measure, setting.blocks, counts)
 
 
@@ -240,71 +230,17 @@ def _class_names(setting: _Setting, device: str) -> list[str] | None:
     return None if own is None else [setting.networks.classes[int(c)] for c in own]
 
 
-def _coordinator_host(job: Job, fleet: Fleet) -> str:
-    """Where the coordinator lives: where the job says, else on the hub, else on the fastest device."""
-    named = job.exchange.coordinator
-    if named is None:
-        return job.fleet.hub or max(fleet.devices, key=lambda device: device.flops).name
-    if named not in [device.name for device in fleet.devices]:
-        expected = f"there is no such device; choose one of {', '.join(d.name for d in fleet.devices[:10])}"
-        raise JobError("exchange.coordinator", named, expected)
-    return named
-
-
-def _participants(
-    setting: _Setting,
-    members: Mapping[str, Member],
-    phases: Mapping[str, Phase],
-    host: str | None,
-    counts: Counts,
-) -> dict[str, Participant]:
+def _participants(setting: _Setting, company: Company, host: str | None) -> Mapping[str, Participant]:
     job = setting.job
-    if setting.split.exchanges and host is None:
-        company = Company(
-            job,
-            setting.fleet,
-            setting.split,
-            members,
-            phases,
-            setting.blocks,
-            counts,
-            setting.live,
-            setting.slowdown,
-        )
-        return gossip(company)
-    program = partial(
-        work_alone if host is None else partial(take_part, packing=job.exchange.packing),
-        num_rounds=job.exchange.rounds,
-        evaluate_every=job.run.devices_every,
-    )
-    peers = () if host is None else (COORDINATOR,)
-    devices = {
-        name: Participant(partial(program, member=member), name, peers) for name, member in members.items()
-    }
+    if not setting.split.exchanges:
+        program = partial(work_alone, num_rounds=job.exchange.rounds, evaluate_every=job.run.devices_every)
+        return {
+            name: Participant(partial(program, member=member), name, ())
+            for name, member in company.members.items()
+        }
     if host is None:
-        return devices
-    coordinator = Participant(
-        partial(coordinate, job=_coordination(setting, phases, host, counts)),
-        host,
-        tuple(members),
-        serves=True,
-    )
-    return {**devices, COORDINATOR: coordinator}
-
-
-def _coordination(setting: _Setting, phases: Mapping[str, Phase], host: str, counts: Counts) -> Coordination:
-    job, split = setting.job, setting.split
-    blocks = setting.blocks
-    return Coordination(
-        job.exchange,
-        job.seed,
-        blocks,
-        {name: tuple(seat.layout) for name, seat in split.seats.items()},
-        {name: setting.patient_s(s) for name, s in _expected_s(setting, phases, blocks, host).items()},
-        counts.num_examples,
-        _look_at_merged(setting, host),
-        job.run.evaluate_every,
-    )
+        return gossip(company)
+    return coordinated(company, host, _look_at_merged(setting, host))
 
 
 def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | None:
@@ -322,26 +258,3 @@ def _look_at_merged(setting: _Setting, host: str) -> Callable[[Blocks], Work] | 
         )
 
     return look
-
-
-def _expected_s(
-    setting: _Setting, phases: Mapping[str, Phase], blocks: Blocks, host: str
-) -> dict[str, float]:
-    """How long each device's round should take if all take part: blocks out, the local phase, blocks back.
-
-    Found by sending them through an empty network, so that queues at the coordinator and at devices that pass
-    messages on are in it.
-    """
-    fleet, network = setting.fleet, Network(setting.fleet)
-    sizes = {
-        name: Message("round", blocks={b: blocks[b] for b in seat.layout}).nbytes
-        for name, seat in setting.split.seats.items()
-    }
-    trained_s = {
-        name: network.transfer(0.0, host, name, sizes[name]) + phase.flops / fleet[name].flops
-        for name, phase in phases.items()
-    }
-    return {
-        name: network.transfer(at_s, name, host, sizes[name])
-        for name, at_s in sorted(trained_s.items(), key=lambda item: item[1])
-    }

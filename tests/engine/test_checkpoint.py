@@ -17,7 +17,9 @@ from manyhands.blocks import Weights
 from manyhands.engine import checkpoint as module
 from manyhands.engine.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from manyhands.engine.cores import Cores
-from manyhands.engine.simulate import Keeping, Participant, Simulation
+from manyhands.engine.holdings import Keeping
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulate import Simulation, Until
 from manyhands.errors import RunError
 from manyhands.fleet import FleetSection, make_fleet
 from manyhands.hand import Hand, Outcome, Work
@@ -255,8 +257,7 @@ def run(folder: Path, recorded: list[str], stop_after: int = 10**9) -> tuple[dic
         {"a": Participant(gathers(12, most=3), "a", ())},
         lambda event, line: lines.append(line),
         cores=Cores(0),
-        recorded=list(lines),
-        checkpoint=checkpoint,
+        until=Until(tuple(lines), checkpoint),
         keeping=Keeping(folder, "job", 0.0, before=lambda: None, at="round"),
     )
     simulation.stop_after = stop_after

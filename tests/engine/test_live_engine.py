@@ -13,7 +13,8 @@ import torch
 
 from manyhands.blocks import Weights
 from manyhands.engine.clock import epoch_seconds
-from manyhands.engine.live import LiveDevice, LiveSection, Past, Place
+from manyhands.engine.life import Diary, Manners, Past
+from manyhands.engine.live import LiveDevice, LiveSection, Place
 from manyhands.engine.live_hand import LiveHand
 from manyhands.engine.participant import Participant
 from manyhands.engine.state import StateFolder
@@ -56,11 +57,15 @@ class Stage:
             {name: place},
             self.names,
             self.section,
-            lambda event, line: self.events.append(json.loads(line)),
-            Past(epoch_seconds(), incarnation, frozenset({name} if done else ())),
-            finished=self.done.append,
-            greeting={"material": material},
-            heard=lambda _peer, facts: "" if facts["material"] == material else "other classes",
+            Diary(
+                Past(epoch_seconds(), incarnation, frozenset({name} if done else ())),
+                lambda event, line: self.events.append(json.loads(line)),
+                self.done.append,
+            ),
+            Manners(
+                {"material": material},
+                lambda _peer, facts: "" if facts["material"] == material else "other classes",
+            ),
         )
 
     def of(self, kind: str) -> list[dict[str, Any]]:

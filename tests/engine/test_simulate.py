@@ -12,7 +12,9 @@ from pydantic import TypeAdapter
 from manyhands.blocks import Weights
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Fault, Faults
-from manyhands.engine.simulate import LEASE_S, Participant, Simulation
+from manyhands.engine.outages import LEASE_S
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulate import Simulation
 from manyhands.errors import RunError
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import ENVELOPE_BYTES, Hand, Message, Outcome, Work

@@ -19,15 +19,18 @@ from manyhands.blocks import HEADER_BYTES, Weights
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Fault, Faults
+from manyhands.engine.holdings import Keeping
+from manyhands.engine.participant import Participant
 from manyhands.engine.scripted import ScriptedHand
-from manyhands.engine.simulate import Keeping, Participant, Simulation
+from manyhands.engine.simulate import Simulation, Until
 from manyhands.errors import JobError
 from manyhands.exchange.consensus import Ring
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.member import Member
 from manyhands.exchange.merge import MergeSection, merge
 from manyhands.exchange.mixing import mixing_rows
-from manyhands.exchange.neighbours import Neighbourhood, Standing, exchange_with_neighbours, plan_consensus
+from manyhands.exchange.neighbourhood import Neighbourhood, plan_consensus
+from manyhands.exchange.neighbours import Standing, exchange_with_neighbours
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import ENVELOPE_BYTES, Message, Outcome, Work
 from manyhands.job import Job
@@ -402,7 +405,7 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(
     assert checkpoint is not None
     resumed = Team(consensus, "ring", 4, **changes)
     recorded = cut.lines[: checkpoint.num_events]
-    again = resumed.run(recorded=recorded, checkpoint=checkpoint)
+    again = resumed.run(until=Until(tuple(recorded), checkpoint))
     assert [*recorded, *resumed.lines] == whole.lines
     assert again.keys() == ends.keys()
     assert all(torch.equal(again[d][n], t) for d, end in ends.items() for n, t in end.items())

@@ -11,10 +11,12 @@ from toys import member, one
 
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Faults
-from manyhands.engine.simulate import Participant, Simulation
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulate import Simulation
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.epidemic import meeting_rows, round_pairs
-from manyhands.exchange.neighbours import Neighbourhood, exchange_with_neighbours
+from manyhands.exchange.neighbourhood import Neighbourhood
+from manyhands.exchange.neighbours import exchange_with_neighbours
 from manyhands.fleet import Fleet
 
 NAMES = tuple("abcdefg")

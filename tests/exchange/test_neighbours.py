@@ -15,12 +15,15 @@ from manyhands.blocks import Weights
 from manyhands.engine.checkpoint import read_checkpoint
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Fault, Faults
+from manyhands.engine.holdings import Keeping
+from manyhands.engine.participant import Participant
 from manyhands.engine.scripted import ScriptedHand
-from manyhands.engine.simulate import Keeping, Participant, Simulation
+from manyhands.engine.simulate import Simulation, Until
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.member import Member
 from manyhands.exchange.mixing import mixing_rows
-from manyhands.exchange.neighbours import Neighbourhood, Standing, exchange_with_neighbours
+from manyhands.exchange.neighbourhood import Neighbourhood
+from manyhands.exchange.neighbours import Standing, exchange_with_neighbours
 from manyhands.fleet import DeviceSection, Fleet, FleetSection, make_fleet
 from manyhands.hand import Message, Outcome, Work
 from manyhands.replica import Blocks, Replica
@@ -527,5 +530,5 @@ def test_a_run_stopped_anywhere_resumes_to_the_same_bytes(stop_after: int, at: s
     assert checkpoint is not None
     resumed = Team("ring", FAULTS["loss"], **changes)
     recorded = cut.lines[: checkpoint.num_events]
-    assert resumed.run(recorded=recorded, checkpoint=checkpoint) == ends
+    assert resumed.run(until=Until(tuple(recorded), checkpoint)) == ends
     assert [*recorded, *resumed.lines] == whole.lines

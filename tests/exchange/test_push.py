@@ -16,8 +16,9 @@ from toys import member, one
 
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import Fault, Faults
+from manyhands.engine.participant import Participant
 from manyhands.engine.scripted import ScriptedHand
-from manyhands.engine.simulate import Participant, Simulation
+from manyhands.engine.simulate import Simulation
 from manyhands.exchange.coordination import ExchangeSection
 from manyhands.exchange.push import PushPlace, PushStanding, push_to_peers
 from manyhands.exchange.sum_weights import (

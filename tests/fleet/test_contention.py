@@ -13,7 +13,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from manyhands.engine.cores import Cores
 from manyhands.engine.faults import SlowDown, finish_time
-from manyhands.engine.simulate import Participant, Simulation
+from manyhands.engine.participant import Participant
+from manyhands.engine.simulate import Simulation
 from manyhands.errors import JobError
 from manyhands.fleet import Contention, CoRunning, DeviceSection, Fleet, FleetSection, Use, make_fleet
 from manyhands.fleet.recording import MOST_CORES, Span, read_recording, write_recording

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from manyhands.blocks import Weights, whole_model
 from manyhands.data import Examples
+from manyhands.learn.effects import effects_of
+from manyhands.learn.holding import Gathered, Share
 from manyhands.learn.ranking import (
     draw,
     iterations,
@@ -23,7 +25,7 @@ from manyhands.learn.ranking import (
     shuffled,
     to_renew,
 )
-from manyhands.learn.selective import Gathered, SelectivePhase, Share, effects_of
+from manyhands.learn.selective import SelectivePhase
 from manyhands.learn.supervised import Architecture, LearnSection, LocalPhase
 from manyhands.models import ModelSection, build, cost_of
 from manyhands.replica import Replica

@@ -13,17 +13,11 @@ from matplotlib.figure import Figure
 from sample_results import curve, device, make_result
 
 from manyhands.report.atomic import write_atomically
+from manyhands.report.bars import devices_figure, together_figure
+from manyhands.report.curves import curves_figure
+from manyhands.report.graph import topology_figure
 from manyhands.report.look import COLOURS, line_style
-from manyhands.report.plots import (
-    compare_figure,
-    curves_figure,
-    devices_figure,
-    figures,
-    save_compare_png,
-    save_pngs,
-    together_figure,
-    topology_figure,
-)
+from manyhands.report.plots import compare_figure, figures, save_compare_png, save_pngs
 from manyhands.report.reading import ACCURACY, Curve, median_curve, names_text, points_of
 
 

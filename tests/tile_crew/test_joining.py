@@ -22,7 +22,7 @@ from manyhands.cli import app
 from manyhands.concluding import gather_crew, told_once
 from manyhands.errors import JobError
 from manyhands.job import Job
-from manyhands.joining import Line
+from manyhands.joiner import Joiner
 from manyhands.mustering import join_crew
 from manyhands.run import train
 from manyhands.wire.session import free_endpoints
@@ -180,7 +180,7 @@ def test_what_cannot_be_joined_is_said_in_one_line(
     crew_job: MakeJob, tmp_path: Path, name: str, changes: tuple[str, ...], said: str
 ) -> None:
     with pytest.raises(JobError, match=said):
-        join_crew(crew_job(changes=changes), name, tmp_path / "out", Line())
+        join_crew(crew_job(changes=changes), Joiner(name, tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 

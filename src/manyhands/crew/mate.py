@@ -22,7 +22,8 @@ from manyhands.crew.member import Duty, finish
 from manyhands.crew.muster import MAX_NUMBER, Call, Muster, read_call
 from manyhands.crew.state import write_checkpoint
 from manyhands.engine.clock import wall_seconds
-from manyhands.engine.live import DIAGNOSE_AFTER_S, LiveSection, Past
+from manyhands.engine.life import Past
+from manyhands.engine.live import DIAGNOSE_AFTER_S, LiveSection
 from manyhands.engine.live_hand import HELLO
 from manyhands.errors import JobError, MessageDamaged, RunError
 from manyhands.hand import Facts, Message

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from manyhands.errors import JobError
 from manyhands.fleet.contention import Load
 from manyhands.settings import Section
 
@@ -27,6 +28,7 @@ __all__ = [
     "Partition",
     "Reorder",
     "SlowDown",
+    "check_names",
     "finish_time",
 ]
 
@@ -144,6 +146,21 @@ class SlowDown(_Span):
 Fault = Annotated[
     Crash | Loss | Delay | Duplicate | Reorder | Corrupt | Partition | SlowDown, Field(discriminator="kind")
 ]
+
+
+def check_names(script: Sequence[Fault], devices: Sequence[str], hands: Sequence[str]) -> None:
+    """A fault must name who there is: a device or, for what meets single hands, the coordinator.
+
+    Raises:
+        JobError: It names somebody else.
+    """
+    for index, fault in enumerate(script):
+        groups = getattr(fault, "groups", ())
+        known = devices if isinstance(fault, Partition | SlowDown) else [*devices, *hands]
+        for name in (getattr(fault, "device", None), *(name for group in groups for name in group)):
+            if name is not None and name not in known:
+                key = f"fault[{index}].{'groups' if groups else 'device'}"
+                raise JobError(key, name, f"there is no such device; choose one of {', '.join(devices[:10])}")
 
 
 class Faults:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from pydantic_core import to_json
 
 from manyhands.engine.clock import RunClock
 from manyhands.engine.cores import Cores
+from manyhands.engine.life import Diary, Manners
 from manyhands.engine.live_hand import LiveHand, Place
 from manyhands.errors import placed
 from manyhands.hand import Facts, Outcome, Work
 from manyhands.settings import Section
 
-__all__ = ["LiveDevice", "LiveSection", "Past", "Place"]
+__all__ = ["LiveDevice", "LiveSection", "Place"]
 
 
 DIAGNOSE_AFTER_S = 5.0
@@ -49,21 +50,6 @@ class LiveSection(Section):
     profile: Path | None = None
 
 
-@dataclass(frozen=True)
-class Past:
-    """What a device knows of its earlier lives in this job.
-
-    Attributes:
-        origin_s: When it first began, in seconds since 1970.
-        incarnation: How often it has begun, this time included.
-        done: Which of its hands have come to their end.
-    """
-
-    origin_s: float
-    incarnation: int = 1
-    done: frozenset[str] = field(default_factory=frozenset)
-
-
 class LiveDevice:
     """The hands of one device: its own, and the coordinator's where that lives here.
 
@@ -72,13 +58,9 @@ class LiveDevice:
         places: Hand -> what it is given.
         devices: All devices of the job.
         section: How long to wait, and for whom.
-        write: Takes each event and its line of JSON.
-        past: Its earlier lives.
-        finished: Told the name of each hand that has come to its end, once what it leaves is on disk.
+        diary: What it has written down, and where it goes on.
+        manners: How it meets others.
         threads: Of torch, for each work.
-        greeting: What it tells each hand that it meets, besides how it stands.
-        heard: Takes what another tells of itself; says why nothing can be learned together, if so.
-        diagnose: Says why others cannot be reached, in a line each; asked once, when nobody comes.
     """
 
     def __init__(
@@ -87,21 +69,18 @@ class LiveDevice:
         places: Mapping[str, Place],
         devices: Collection[str],
         section: LiveSection,
-        write: Callable[[Facts, str], None],
-        past: Past,
+        diary: Diary,
+        manners: Manners | None = None,
         *,
-        finished: Callable[[str], None] = lambda _name: None,
         threads: int = 1,
-        greeting: Facts | None = None,
-        heard: Callable[[str, Facts], str] = lambda _peer, _facts: "",
-        diagnose: Callable[[], list[str]] = list,
     ) -> None:
+        past = diary.past
         self.name, self.section = name, section
         self.clock = RunClock(past.origin_s)
         self.begun = False
-        self.greeting = greeting or {}
-        self.finish = finished
-        self._write, self._past, self._heard, self._diagnose = write, past, heard, diagnose
+        self.finish = diary.finished
+        self.manners = manners or Manners()
+        self._past, self._write = past, diary.write
         self._latest: Facts = {"round": 0}
         self._devices = set(devices)
         self._here = {name}
@@ -218,7 +197,7 @@ class LiveDevice:
         return sorted((self._devices - self._here).union(*met))
 
     async def _say_why(self) -> None:
-        for reason in await asyncio.to_thread(self._diagnose):
+        for reason in await asyncio.to_thread(self.manners.diagnose):
             self.emit(self.name, "unreachable", {"reason": reason})
 
     def begin(self) -> None:
@@ -234,7 +213,7 @@ class LiveDevice:
 
     def hear(self, peer: str, facts: Facts) -> str:
         """Takes what another tells of itself; says why nothing can be learned together, if so."""
-        if reason := self._heard(peer, facts):
+        if reason := self.manners.heard(peer, facts):
             return reason
         if facts.get("begun") is True:
             self._others_began = True

@@ -223,7 +223,7 @@ class LiveHand:
     async def greet(self, peer: str) -> None:
         """Tells a peer how it stands."""
         facts = {"begun": self._device.begun, "done": self.done, "sent": self._num_sent[peer]}
-        message = Message(HELLO, 0, {**self._device.greeting, **facts}, sender=self._name)
+        message = Message(HELLO, 0, {**self._device.manners.greeting, **facts}, sender=self._name)
         sibling = self._device.hands.get(peer)
         if sibling:
             asyncio.get_running_loop().call_soon(sibling.deliver, message)

@@ -59,7 +59,7 @@ class SimulatedHand:
         return await self._simulation.compute(self, work)
 
     async def send(self, peer: str, message: Message) -> None:
-        self._simulation.send(self, peer, message)
+        self._simulation.carrier.send(self, peer, message)
 
     async def receive(self, *kinds: str, timeout_s: float | None = None) -> Message | None:
         return await self._mailbox.receive(*kinds, timeout_s=timeout_s)

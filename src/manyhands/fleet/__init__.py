@@ -2,7 +2,8 @@
 
 from manyhands.fleet.catalog import CATALOG, Kind
 from manyhands.fleet.contention import Contention, CoRunning
-from manyhands.fleet.device import Device, DeviceSection, Fleet, Link
+from manyhands.fleet.device import Device, Fleet, Link
+from manyhands.fleet.tables import DeviceSection
 from manyhands.fleet.topology import FleetSection, make_fleet
 from manyhands.fleet.use import Use
 

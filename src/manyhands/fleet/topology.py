@@ -16,7 +16,8 @@ import networkx as nx
 from pydantic import Field
 
 from manyhands.errors import JobError
-from manyhands.fleet.device import Device, DeviceSection, Fleet, Link, make_devices
+from manyhands.fleet.device import Device, Fleet, Link
+from manyhands.fleet.tables import DeviceSection, make_devices
 from manyhands.settings import Section
 
 __all__ = ["FleetSection", "make_fleet"]

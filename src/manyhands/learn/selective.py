@@ -9,17 +9,16 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from manyhands.data import Examples
 from manyhands.hand import Outcome, Work
-from manyhands.learn.gradients import as_input
+from manyhands.learn.effects import Notes, effects_of, losses_of
+from manyhands.learn.holding import Share, members_of
 from manyhands.learn.ledger import Ledger, Numbers
 from manyhands.learn.phases import Trained, train_work
 from manyhands.learn.ranking import (
@@ -36,41 +35,11 @@ from manyhands.learn.ranking import (
 )
 from manyhands.learn.supervised import LocalPhase, whole_batches
 from manyhands.learn.transfer import moved, settled_on
-from manyhands.learn.workspace import Architecture, Tensors, layout_in_memory, load, workspace
+from manyhands.learn.workspace import Architecture, Tensors, layout_in_memory
 from manyhands.replica import Blocks, Replica
 from manyhands.seeds import numpy_generator
 
-POINTS_AT_ONCE = 64
-
-__all__ = ["Gathered", "Plan", "SelectivePhase", "Share", "effects_of"]
-
-
-@dataclass(frozen=True)
-class Gathered:
-    """Aggregated points: as bytes with a label each, and the places of the examples that each stands for."""
-
-    points: Examples
-    members: tuple[Indices, ...]
-
-
-@dataclass(frozen=True)
-class Share:
-    """One device's data, its own or a copy of another's.
-
-    Attributes:
-        owner: Whose data it is.
-        examples: The data.
-        gather: Makes its aggregated points.
-    """
-
-    owner: str
-    examples: Examples
-    gather: Callable[[], Gathered]
-
-    @cached_property
-    def gathered(self) -> Gathered:
-        """Its aggregated points, made when they are first asked for."""
-        return self.gather()
+__all__ = ["Plan", "SelectivePhase"]
 
 
 @dataclass(frozen=True)
@@ -191,8 +160,8 @@ class SelectivePhase:
         rng = numpy_generator(self.plain.seed, self.device, replica.num_rounds, "batches")
         if not uses_points(self.order):
             return self._train_on_drawn(start, replica, shares, plan, rng)
-        notes = _Notes(shares, replica)
-        members = _members(shares)
+        notes = Notes(shares, replica)
+        members = members_of(shares)
         if plan.renewed:
             chosen = to_renew(notes.renewed, notes.last, plan.renewed)
             notes.renew(chosen, self._effects(start, shares, chosen), replica.num_rounds)
@@ -228,7 +197,7 @@ class SelectivePhase:
         seen: list[torch.Tensor] = []
 
         def note(loss: torch.Tensor, outputs: object, y: torch.Tensor) -> None:
-            seen.append(_losses(loss, outputs, y))
+            seen.append(losses_of(loss, outputs, y))
 
         trained = self.plain.trained(start, replica, self._batches(shares, self._even(picked)), note)
         losses[picked], last[picked] = torch.cat(seen).cpu().numpy(), replica.num_rounds
@@ -276,62 +245,3 @@ class SelectivePhase:
         index = torch.from_numpy(chosen).to(x.device)
         layout = layout_in_memory(self.plain.section.memory_format)
         return effects_of(self.architecture, start, Examples(x[index], y[index]), self.torch_device, layout)
-
-
-class _Notes:
-    """What a device remembers of its points between epochs."""
-
-    def __init__(self, shares: Sequence[Share], replica: Replica) -> None:
-        sizes = {share.owner: len(share.gathered.points) for share in shares}
-        first = {"effect": np.float32(np.nan), "renewed": np.int32(-1), "last": np.int32(-1)}
-        self._ledger = Ledger(sizes, replica, first)
-        self.effects, self.renewed, self.last = (self._ledger.columns[what] for what in first)
-        self.kept = self._ledger.kept
-
-    def renew(self, chosen: Indices, effects: Numbers, number: int) -> None:
-        """Writes down effects; those never computed are taken to be as large as these on average."""
-        self.effects[chosen], self.renewed[chosen] = effects, number
-        unknown = self.renewed < 0
-        if len(effects) and unknown.any():
-            self.effects[unknown] = np.mean(effects)
-
-
-def _losses(loss: torch.Tensor, outputs: object, y: torch.Tensor) -> torch.Tensor:
-    """The loss of each example of a batch; where a network has a loss of its own, that of the batch."""
-    if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 and y.ndim == 1:
-        return F.cross_entropy(outputs, y, reduction="none")
-    return loss.expand(len(y)).clone()
-
-
-def _members(shares: Sequence[Share]) -> list[Indices]:
-    """The sets of all shares, as places in all of their examples in a row."""
-    members: list[Indices] = []
-    offset = 0
-    for share in shares:
-        members += [own + offset for own in share.gathered.members]
-        offset += len(share.examples)
-    return members
-
-
-def effects_of(
-    architecture: Architecture,
-    weights: Tensors,
-    points: Examples,
-    torch_device: str = "cpu",
-    memory_format: torch.memory_format = torch.channels_last,
-) -> Numbers:
-    """Each point's loss under a network (algorithm 2, line 1).
-
-    Points go through in the layout that training has, and in batches whose maps stay in a processor's cache.
-    """
-    module = workspace(architecture, torch_device, memory_format).module
-    load(module, weights)
-    module.eval()
-    losses = []
-    size = POINTS_AT_ONCE if torch_device == "cpu" else 512
-    with torch.inference_mode():
-        for first in range(0, len(points), size):
-            x = as_input(moved(points.x[first : first + size], torch_device), memory_format)
-            y = moved(points.y[first : first + size], torch_device)
-            losses.append(F.cross_entropy(module(x), y, reduction="none"))
-    return torch.cat(losses).cpu().numpy() if losses else np.empty(0, np.float32)

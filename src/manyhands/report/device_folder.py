@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from manyhands.engine.clock import epoch_seconds
-from manyhands.engine.live import Past
+from manyhands.engine.life import Past
 from manyhands.engine.state import StateFolder
 from manyhands.errors import JobError, RunError
 from manyhands.hand import Facts

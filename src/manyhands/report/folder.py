@@ -61,6 +61,11 @@ class RunFolder:
         """Whether each device has a folder of its own here."""
         return self.devices.is_dir()
 
+    def check_same(self, job_hash: str, other_hash: str) -> None:
+        """A folder that holds a run of another job is refused."""
+        if other_hash != job_hash:
+            raise JobError("--out", str(self.path), "holds a run of another job; take another folder")
+
     def recorded(self, num_events: int) -> list[str]:
         """The first lines of the trace; the rest, written after the checkpoint, is cut off."""
         if num_events == 0:

@@ -23,6 +23,7 @@ __all__ = [
     "SERIES",
     "SMALL",
     "SURFACE",
+    "WIDTH",
     "inline_svg",
     "line_style",
     "make_figure",
@@ -48,6 +49,8 @@ INK, MUTED, GRID, SURFACE = (COLOURS[name] for name in ("ink", "muted", "grid", 
 SERIES = tuple(COLOURS[name] for name in ("blue", "vermilion", "green", "orange", "purple", "sky"))
 DASHES = ("-", (0, (5, 2)), (0, (1.5, 1.5)))
 SMALL, NORMAL, LARGE = 8.5, 9.5, 11.0
+WIDTH = 9.0
+"""Of a picture, in inches."""
 
 
 def make_figure(width: float, height: float) -> Figure:
