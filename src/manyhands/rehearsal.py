@@ -22,6 +22,7 @@ from pydantic_core import from_json, to_json
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import JobError, RunError
 from manyhands.fleet import Fleet
+from manyhands.fleet.predictor import read_predictor
 from manyhands.hand import Facts
 from manyhands.job import Job
 from manyhands.report.atomic import write_atomically
@@ -59,6 +60,8 @@ def check_live(job: Job) -> None:
         raise JobError("fleet.device.group", None, expected)
     if job.fault:
         raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
+    if job.live.profile is not None:
+        read_predictor(job.live.profile, "live.profile")
 
 
 def rehearse(
