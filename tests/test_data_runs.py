@@ -290,6 +290,15 @@ def test_a_profile_lies_beside_the_job_and_is_no_part_of_it(
     assert found.hash == job.hash
 
 
+def test_a_missing_profile_is_named_before_anything_is_started(
+    data_job: Callable[..., Job], tmp_path: Path
+) -> None:
+    job = data_job(live={"profile": tmp_path / "none.json"})
+    with pytest.raises(JobError, match=r"live\.profile = .*none\.json.*manyhands profile --beside"):
+        train(job, tmp_path / "run", engine="live")
+    assert not (tmp_path / "run").exists()
+
+
 def test_only_what_they_make_together_is_measured_in_every_round(
     data_job: Callable[..., Job], tmp_path: Path
 ) -> None:

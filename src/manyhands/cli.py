@@ -214,7 +214,8 @@ def data(
         return
     console = make_console(False)
     for source in SOURCES.values():
-        here = "[green]here[/green]" if source.present else "[dim]not here[/dim]"
+        absent = "[dim]not here[/dim]" if source.downloads else "[dim]where data.path says[/dim]"
+        here = "[green]here[/green]" if source.present else absent
         size = (
             f", {bytes_text(source.size_bytes)} to download"
             if source.downloads and not source.present

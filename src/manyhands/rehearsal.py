@@ -22,6 +22,7 @@ from pydantic_core import from_json
 from manyhands.collecting import collect
 from manyhands.engine.clock import wall_seconds
 from manyhands.errors import JobError, RunError
+from manyhands.fleet.predictor import read_predictor
 from manyhands.hand import Facts
 from manyhands.job import Job
 from manyhands.lineup import Lineup, Watch, teller
@@ -56,6 +57,8 @@ def check_live(job: Job) -> None:
         raise JobError("fleet.device.group", None, expected)
     if job.fault:
         raise JobError("fault", None, "is for the simulator: on real hosts things go wrong by themselves")
+    if job.live.profile is not None:
+        read_predictor(job.live.profile, "live.profile")
 
 
 def rehearse(lineup: Lineup, folder: RunFolder, tally: Tally, watch: Watch | None) -> Mapping[str, Any]:

@@ -105,7 +105,9 @@ def test_missing_says_where_it_looked_and_what_would_help(tmp_path, cache, monke
 
 
 @pytest.mark.parametrize("name", ["images", "npz"])
-def test_ones_own_data_needs_a_path(name, tmp_path):
+def test_ones_own_data_needs_a_path(name, tmp_path, cache):
+    (cache / "arrays").mkdir(parents=True)  # would pass for a class of pictures
+    assert not SOURCES[name].present
     for path in (None, tmp_path / "nowhere"):
         with pytest.raises(JobError, match=r"set data\.path to"):
             load(DataSection(name=name, path=path, download=True), seed=0)

@@ -71,7 +71,12 @@ class Source:
         return self.downloads[0].addresses[0].rpartition("/")[0] if self.downloads else None
 
     def found(self, path: Path | None = None) -> Path | None:
-        """Where it is on this machine, or None; a built-in one is in no place."""
+        """Where it is on this machine, or None; a built-in one is in no place.
+
+        One's own data is only where the user says: any folder would pass for pictures, the cache among them.
+        """
+        if path is None and not self.downloads:
+            return None
         spots = (self.find(place) for place in places(path) if place.exists())
         return next((spot for spot in spots if spot is not None), None)
 
