@@ -15,6 +15,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import zenoh
 
 from manyhands.errors import RunError
@@ -121,7 +122,7 @@ class _Pull:
     """How far one pull has come."""
 
     wanted: Announcement
-    data: bytearray
+    data: memoryview
     holders: list[str]
     leaf_bytes: int
     span: int
@@ -163,7 +164,7 @@ class Puller:
         wanted: Announcement,
         sender: str,
         progress: Callable[[int, int], None] = lambda _done, _all: None,
-    ) -> bytearray:
+    ) -> memoryview:
         """The bytes that an announcement is about.
 
         Raises:
@@ -175,7 +176,7 @@ class Puller:
         num_leaves = len(wanted.digests) // DIGEST_BYTES
         todo = deque((at, min(at + span, num_leaves)) for at in range(0, num_leaves, span))
         now = asyncio.get_running_loop().time()
-        state = _Pull(wanted, bytearray(wanted.nbytes), [sender], leaf_bytes, span, todo, now)
+        state = _Pull(wanted, numpy.empty(wanted.nbytes, numpy.uint8).data, [sender], leaf_bytes, span, todo, now)
         num_workers = max(1, min(self._pace.num_parts, MAX_OUTSTANDING_BYTES // (span * leaf_bytes)))
         try:
             async with asyncio.TaskGroup() as group:
