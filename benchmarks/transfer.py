@@ -56,8 +56,8 @@ from manyhands.blocks import Weights
 from manyhands.hand import Message
 from manyhands.wire.expected import expect
 from manyhands.wire.keyring import new_cluster
-from manyhands.wire.post import ZenohPost
 from manyhands.wire.news import called, publish
+from manyhands.wire.post import ZenohPost
 from manyhands.wire.session import Wiring, free_endpoints, open_session
 
 CONTESTANTS = ("tcp", "tcp-new", "tcp-sha256", "zenoh", "manyhands", "manyhands-tls", "manyhands-round")

@@ -183,7 +183,7 @@ def _misfit_of_pieces(tensors: Mapping[str, torch.Tensor], specs: Mapping[str, S
 def _not_finite(tensors: Mapping[str, torch.Tensor]) -> str:
     for name, tensor in tensors.items():
         # A finite sum proves all entries finite, at a fraction of the cost of looking at each; one that
-        # overflows proves nothing. In the tensor's own precision: widening each entry costs twenty times more.
+        # overflows proves nothing. In the tensor's own precision: widening takes twenty times as long.
         if not tensor.is_floating_point() or math.isfinite(float(tensor.sum())):
             continue
         if not tensor.isfinite().all():

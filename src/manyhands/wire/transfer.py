@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import numpy
 import zenoh
+from numpy.typing import NDArray
 
 from manyhands.errors import RunError
 from manyhands.wire.announcement import Announcement
@@ -62,7 +63,7 @@ class _Pull:
     """How far one pull has come."""
 
     wanted: Announcement
-    data: memoryview
+    data: NDArray[numpy.uint8]
     holders: list[str]
     leaf_bytes: int
     span: int
@@ -116,7 +117,7 @@ class Puller:
         todo = deque((at, min(at + span, num_leaves)) for at in range(0, num_leaves, span))
         now = asyncio.get_running_loop().time()
         # Not zeroed, which would be one more pass over it; every byte is written before it is given out.
-        data = numpy.empty(wanted.nbytes, numpy.uint8).data
+        data = numpy.empty(wanted.nbytes, numpy.uint8)
         state = _Pull(wanted, data, [sender], leaf_bytes, span, todo, now)
         num_workers = max(1, min(self._pace.num_parts, MAX_OUTSTANDING_BYTES // (span * leaf_bytes)))
         try:
@@ -128,7 +129,7 @@ class Puller:
             if known is None or others is not None:
                 raise
             raise known.exceptions[0] from None
-        return state.data
+        return state.data.data
 
     async def _work(self, state: _Pull, number: int, progress: Callable[[int, int], None]) -> None:
         """Pulls part after part until none is left."""
@@ -219,5 +220,6 @@ def _put(state: _Pull, part: tuple[int, int], start: int, payload: zenoh.ZBytes)
         digest = state.wanted.digests[leaf * DIGEST_BYTES : (leaf + 1) * DIGEST_BYTES]
         if hashlib.sha256(came[at : at + state.leaf_bytes]).digest() != digest:
             return False
-    state.data[start : start + len(came)] = came
+    # By numpy, which lets other threads go on: to write to new memory can take longer than all the rest.
+    state.data[start : start + len(came)] = numpy.frombuffer(came, numpy.uint8)
     return True
