@@ -11,7 +11,9 @@ clock.
 | contestant | what it is |
 |---|---|
 | `tcp` | a plain socket from memory to memory, nothing checked |
+| `tcp-new` | the same, into memory that is taken from the system within the time, as a message's is |
 | `tcp-sha256` | the same, and each side takes the SHA-256 of what passes: the least of a checked copy |
+| `zenoh` | parts of 1 MiB asked for over Zenoh, four under way, nothing checked or put together |
 | `manyhands` | `ZenohPost.send` to delivery: announced, pulled in parts, bytes and numbers checked |
 | `manyhands-tls` | the same over mutual TLS with access control |
 | `manyhands-round` | tensors there and back, as in a round with one device |
@@ -31,6 +33,7 @@ import asyncio
 import hashlib
 import json
 import os
+import queue
 import resource
 import socket
 import statistics
@@ -38,11 +41,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+import numpy
 import psutil
 import torch
+import zenoh
 from rich.console import Console
 from rich.table import Table
 
@@ -50,10 +56,11 @@ from manyhands.blocks import Weights
 from manyhands.hand import Message
 from manyhands.wire.expected import expect
 from manyhands.wire.keyring import new_cluster
+from manyhands.wire.news import called, publish
 from manyhands.wire.post import ZenohPost
-from manyhands.wire.session import Wiring, free_endpoints
+from manyhands.wire.session import Wiring, free_endpoints, open_session
 
-CONTESTANTS = ("tcp", "tcp-sha256", "manyhands", "manyhands-tls", "manyhands-round")
+CONTESTANTS = ("tcp", "tcp-new", "tcp-sha256", "zenoh", "manyhands", "manyhands-tls", "manyhands-round")
 PEERS = ("flwr", "p2pfl")
 HERE = Path(__file__).resolve().parent
 HOSTS = ("10.77.0.1", "10.77.0.2")
@@ -92,7 +99,7 @@ def tcp_sender(where: str, nbytes: int, repeats: int, hashes: bool) -> None:
                     link.sendall(hashed.digest())
 
 
-def tcp_receiver(where: str, nbytes: int, repeats: int, hashes: bool) -> None:
+def tcp_receiver(where: str, nbytes: int, repeats: int, hashes: bool, *, new: bool = False) -> None:
     host, port = where.split(":")
     size = nbytes // 4 * 4
     with ExitStack() as held:
@@ -104,8 +111,10 @@ def tcp_receiver(where: str, nbytes: int, repeats: int, hashes: bool) -> None:
                 time.sleep(0.05)
         for _ in range(repeats):
             time.sleep(0.2)
-            data = memoryview(bytearray(size))
+            data = memoryview(b"") if new else memoryview(bytearray(size))
             link.sendall(b"g")
+            if new:
+                data = numpy.empty(size, numpy.uint8).data
             at, hashed = 0, hashlib.sha256()
             while at < size:
                 got = link.recv_into(data[at : at + STEP])
@@ -118,6 +127,62 @@ def tcp_receiver(where: str, nbytes: int, repeats: int, hashes: bool) -> None:
                     digest += link.recv(32 - len(digest))
                 assert digest == hashed.digest()
             say(time.monotonic())
+
+
+def zenoh_sender(where: str, repeats: int) -> None:
+    part = os.urandom(STEP)
+    with (
+        open_session(Wiring("sender", "benchmark", listen=(where,))) as session,
+        ThreadPoolExecutor(8) as pool,
+    ):
+        asked = queue.SimpleQueue[None]()
+
+        def reply(query: zenoh.Query) -> None:
+            with query:
+                query.reply(query.key_expr, part)
+
+        parts = session.declare_queryable("mh/part", called(lambda query: pool.submit(reply, query)))
+        begun = session.declare_subscriber("mh/begin", called(lambda _sample: asked.put(None)))
+        for _ in range(repeats):
+            asked.get()
+            say(time.monotonic())
+            publish(session, "mh/go", b"")
+        asked.get()
+        begun.undeclare()
+        parts.undeclare()
+
+
+def zenoh_receiver(where: str, nbytes: int, repeats: int) -> None:
+    with open_session(Wiring("receiver", "benchmark", connect=(where,))) as session:
+        came = queue.SimpleQueue[int]()
+        go = session.declare_subscriber("mh/go", called(lambda _sample: came.put(0)))
+        time.sleep(2.0)  # until both know of each other
+
+        def ask() -> None:
+            session.get(
+                "mh/part",
+                called(lambda reply: came.put(len(reply.ok.payload.to_bytes()))),
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                priority=zenoh.Priority.DATA_LOW,
+            )
+
+        for _ in range(repeats):
+            time.sleep(0.2)
+            publish(session, "mh/begin", b"")
+            came.get()
+            left, at = -(-nbytes // STEP), 0
+            for _ in range(min(4, left)):
+                ask()
+                left -= 1
+            while at < nbytes:
+                at += came.get()
+                if left:
+                    ask()
+                    left -= 1
+            say(time.monotonic())
+        publish(session, "mh/begin", b"")
+        go.undeclare()
 
 
 async def post_side(
@@ -157,6 +222,7 @@ async def post_side(
                 say((await came.get()).facts["seconds"])
             else:
                 say(time.monotonic())
+                del message  # dealt with before the next one comes, as in a round
                 await post.send("sender", Message("stopped", number))
         if repeats == 1:
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -167,9 +233,18 @@ async def post_side(
 def take_side(options: argparse.Namespace) -> None:
     nbytes = int(options.megabytes[0] * 1e6)
     torch.set_num_threads(1)
+    sends, hashes = options.role == "sender", options.contestant == "tcp-sha256"
     if options.contestant.startswith("tcp"):
-        side = tcp_sender if options.role == "sender" else tcp_receiver
-        side(options.where, nbytes, options.repeats, options.contestant == "tcp-sha256")
+        if sends:
+            tcp_sender(options.where, nbytes, options.repeats, hashes)
+        else:
+            new = options.contestant == "tcp-new"
+            tcp_receiver(options.where, nbytes, options.repeats, hashes, new=new)
+    elif options.contestant == "zenoh":
+        if sends:
+            zenoh_sender(options.where, options.repeats)
+        else:
+            zenoh_receiver(options.where, nbytes, options.repeats)
     else:
         keys = options.keys if options.contestant == "manyhands-tls" else None
         back = options.contestant == "manyhands-round"

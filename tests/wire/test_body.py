@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -51,6 +52,9 @@ def test_any_part_of_a_body_is_the_same_part_of_the_whole() -> None:
     for start in range(0, body.nbytes, 997):
         for length in (1, 8, 1000, 30_000):
             assert body.read(start, start + length) == whole[start : start + length]
+    ends = [sum(map(len, body.parts[:count])) for count in range(len(body.parts) + 1)]
+    for start, stop in itertools.combinations(ends, 2):
+        assert body.read(start, stop) == whole[start:stop]
 
 
 def test_digests_do_not_depend_on_threads() -> None:
@@ -76,6 +80,25 @@ def test_pieces_of_a_block_fit_by_kind_of_number_and_size() -> None:
     for odd in ({"float32": torch.zeros(101)}, {"float32": torch.zeros(3).double()}, {"w": torch.zeros(3)}):
         with pytest.raises(MessageDamaged):
             read(odd)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+def test_numbers_may_be_large_but_must_be_finite(dtype: torch.dtype) -> None:
+    largest = torch.finfo(dtype).max
+
+    def read(numbers: list[float]) -> torch.Tensor:
+        named = {"model": Weights({"w": torch.tensor(numbers, dtype=dtype)})}
+        body = make_body(named)
+        return read_body(bytearray(body.read(0, body.nbytes)), "blocks", ("model",), expect(named, 1))[
+            "model"
+        ]["w"]
+
+    assert read([largest] * 5).isfinite().all()  # although their sum is not
+    for odd in (float("inf"), float("-inf"), float("nan")):
+        with pytest.raises(MessageDamaged, match="not finite"):
+            read([1.0] * 100 + [odd])
+    with pytest.raises(MessageDamaged, match="not finite"):
+        read([float("inf"), float("-inf"), largest])
 
 
 def test_received_blocks_are_offered_as_long_as_somebody_holds_them() -> None:

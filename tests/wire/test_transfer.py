@@ -64,9 +64,9 @@ class Bench:
             topics.body(JOB, name, "*", "*"), zenoh.handlers.Callback(take, indirect=False)
         )
 
-    async def pull(self, sender: str, progress: Callable[[int, int], None] = lambda *_: None) -> bytearray:
+    async def pull(self, sender: str, progress: Callable[[int, int], None] = lambda *_: None) -> memoryview:
         async with asyncio.timeout(150):
-            while sender not in await self.puller._who_has(self.wanted.name):
+            while sender not in await self.puller.asker.who_has(self.wanted.name):
                 await asyncio.sleep(0.02)  # it has not connected yet
             return await self.puller.pull(self.wanted, sender, progress)
 
@@ -122,7 +122,7 @@ def test_a_holder_that_lies_is_named_and_the_rest_comes_from_another(
         with bench(nbytes=12 * MB) as b:
             b.holder("liar", lie)
             b.holder("honest")
-            while "honest" not in await b.puller._who_has(b.wanted.name):
+            while "honest" not in await b.puller.asker.who_has(b.wanted.name):
                 await asyncio.sleep(0.02)
             assert await b.pull("liar") == b.body.read(0, b.body.nbytes)
             # Of an endless one the first answers are right, so it may come to the end before it is found out.
@@ -147,7 +147,7 @@ def test_a_silent_holder_is_left_for_another() -> None:
         with bench(pace=Pace(part_s=1.0)) as b:
             b.holder("silent", lambda query, _body, _where: kept.append(query))
             b.holder("honest")
-            while "honest" not in await b.puller._who_has(b.wanted.name):
+            while "honest" not in await b.puller.asker.who_has(b.wanted.name):
                 await asyncio.sleep(0.02)
             assert await b.pull("silent") == b.body.read(0, b.body.nbytes)
             assert kept
@@ -176,6 +176,50 @@ def test_a_slow_holder_is_asked_for_less_at_once() -> None:
             assert spans[-1] <= 256 << 10
 
     run(test)
+
+
+def test_a_holder_that_is_busy_for_a_moment_is_asked_again_for_as_much() -> None:
+    async def test() -> None:
+        spans: list[int] = []
+        lock = threading.Lock()
+
+        def busy(query: zenoh.Query, body: Body, where: str) -> None:
+            with query:
+                start, stop = span_of(query)
+                with lock:
+                    spans.append(stop - start)
+                    first = len(spans) <= 5
+                if first:
+                    query.reply_err(b"busy")
+                else:
+                    query.reply(where, body.read(start, stop))
+
+        # To take it for a silent one would cost a pause of an hour.
+        with bench(nbytes=8 << 20, pace=Pace(part_s=20.0, pause_s=3600.0)) as b:
+            b.holder("busy", busy)
+            assert await b.pull("busy") == b.body.read(0, b.body.nbytes)
+            assert sum(span == 1 << 20 for span in spans) == 8 + 5
+            assert not b.lies
+
+    run(test)
+
+
+def test_a_holder_that_stays_busy_is_left_for_another() -> None:
+    async def test() -> None:
+        with bench() as b:
+            b.holder("busy", lambda query, _body, _where: _say_busy(query))
+            b.holder("honest")
+            while "honest" not in await b.puller.asker.who_has(b.wanted.name):
+                await asyncio.sleep(0.02)
+            assert await b.pull("busy") == b.body.read(0, b.body.nbytes)
+            assert not b.lies
+
+    run(test)
+
+
+def _say_busy(query: zenoh.Query) -> None:
+    with query:
+        query.reply_err(b"busy")
 
 
 def test_what_nobody_has_is_given_up() -> None:

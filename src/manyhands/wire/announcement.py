@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 from manyhands.errors import MessageDamaged
@@ -41,7 +42,7 @@ class Announcement:
     nbytes: int = 0
     digests: bytes = b""
 
-    @property
+    @cached_property
     def name(self) -> str:
         """What the bytes of its tensors are called."""
         return name_of(self.digests)

@@ -11,9 +11,12 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 
@@ -61,13 +64,16 @@ class Body:
 
     def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
         """Views of the bytes from `start` to `stop`."""
-        at = 0
-        for part in self.parts:
+        for number in range(bisect_right(self._ends, start), len(self.parts)):
+            part, at = self.parts[number], self._ends[number] - len(self.parts[number])
             if at >= stop:
                 return
-            if at + len(part) > start:
-                yield part[max(start - at, 0) : stop - at]
-            at += len(part)
+            yield part[max(start - at, 0) : stop - at]
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Where each part ends; looked up, because a network of many layers has many parts."""
+        return list(accumulate(map(len, self.parts)))
 
     def read(self, start: int, stop: int) -> bytes:
         """A copy of the bytes from `start` to `stop`."""

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import zenoh
 
 from manyhands.blocks import Weights
-from manyhands.errors import MessageDamaged
 from manyhands.hand import Facts, Message
 from manyhands.wire import topics
-from manyhands.wire.announcement import MAX_NEWS_BYTES, Announcement, announce, read_announcement
-from manyhands.wire.body import Body, make_body, name_of
+from manyhands.wire.announcement import Announcement, announce
 from manyhands.wire.expected import Expected, read_body
+from manyhands.wire.inbox import Inbox
 from manyhands.wire.linger import close_at_once
+from manyhands.wire.news import MAX_HEAD_REPLIES, ask_head, called, on_loop, publish, read_sample, reply_head
 from manyhands.wire.outbox import Outbox
 from manyhands.wire.presence import Presence
 from manyhands.wire.refusals import Refusals, Tell
 from manyhands.wire.session import Wiring, open_session
 from manyhands.wire.shelf import Shelf
-from manyhands.wire.transfer import HolderLied, NotPulled, Pace, Puller
+from manyhands.wire.status import answer_status
+from manyhands.wire.transfer import Pace, Puller
 
 __all__ = ["ZenohPost"]
 
@@ -43,37 +42,10 @@ LINK_TICKS = 5
 LINGER_S = 5.0
 """How long a hand that leaves waits for its last words to be heard."""
 
-MAX_QUEUE = 64
-MAX_HEAD_REPLIES = 16
 NUM_THREADS = 8
 
 Progress = Callable[[str, int, int], None]
 """Is told how far a transfer is: from whom, how many bytes came, of how many."""
-
-
-@dataclass
-class _Sender:
-    """What has come from one peer."""
-
-    incarnation: int = -1
-    queue: deque[Announcement] = field(default_factory=deque)
-    taken: set[int] = field(default_factory=set)
-    done: dict[int, None] = field(default_factory=dict)
-    task: asyncio.Task[None] | None = None
-
-    def begin(self, incarnation: int) -> None:
-        """Forgets what was said before the peer was started again."""
-        self.incarnation = incarnation
-        self.queue.clear()
-        self.taken.clear()
-        self.done.clear()
-
-    def finish(self, number: int) -> None:
-        """Remembers that a message was dealt with, and forgets the oldest such memory."""
-        self.taken.discard(number)
-        self.done[number] = None
-        while len(self.done) > 4096:
-            del self.done[next(iter(self.done))]
 
 
 class ZenohPost:
@@ -107,8 +79,6 @@ class ZenohPost:
         self._shelf = Shelf(wiring.job_hash, wiring.name, self._peers, self._executor)
         self._outbox = Outbox(self._take_down)
         self._presence = Presence(wiring.job_hash, self._peers, self._changed, self._mismatch)
-        self._senders: defaultdict[str, _Sender] = defaultdict(_Sender)
-        self._made: tuple[Mapping[str, Weights], Body, bytes] | None = None
         self._seen: dict[str, int] = {}
         self._num_sent = 0
         self._declared: list[Any] = []
@@ -118,21 +88,24 @@ class ZenohPost:
     def open(self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]) -> None:
         """Begins to carry; see `exchange.post.Post`."""
         self._loop = asyncio.get_running_loop()
-        self._deliver, self._told = deliver, presence
+        self._told = presence
         self._session = session = open_session(self.wiring)
         job, name = self.wiring.job_hash, self.wiring.name
         self._puller = Puller(
             session, job, name, self._executor, self._pace, self.refusals.add, self._is_there
         )
+        self._inbox = Inbox(
+            self._peers, self._expected, self.refusals, self._fetch, self._acknowledge, deliver
+        )
         listen = session.declare_subscriber
         answer = session.declare_queryable
         self._declared = [
-            listen(topics.news(job, "*", name), self._direct(self._on_news)),
-            listen(topics.ack(job, "*", name), self._direct(self._on_ack)),
-            answer(topics.body(job, name, "*", "*"), _callback(self._shelf.answer), complete=True),
-            answer(topics.head(job, name, "*"), _callback(self._answer_head), complete=True),
+            listen(topics.news(job, "*", name), on_loop(self._loop, self._on_news)),
+            listen(topics.ack(job, "*", name), on_loop(self._loop, self._on_ack)),
+            answer(topics.body(job, name, "*", "*"), called(self._shelf.answer), complete=True),
+            answer(topics.head(job, name, "*"), called(self._answer_head), complete=True),
             session.liveliness().declare_subscriber(
-                topics.tokens(), self._direct(self._on_token), history=True
+                topics.tokens(), on_loop(self._loop, self._on_token), history=True
             ),
             session.liveliness().declare_token(topics.token(job, name, self.wiring.incarnation)),
         ]
@@ -144,8 +117,7 @@ class ZenohPost:
             return
         body, digests = None, b""
         if message.blocks:
-            body, digests = await self._body_of(message.blocks)
-            self._shelf.put(name_of(digests), body)
+            body, digests = await self._shelf.offer(message.blocks)
         self._num_sent += 1
         announcement = announce(message, self.wiring.incarnation, self._num_sent, body, digests)
         self._outbox.add(peer, announcement, self._loop.time())
@@ -159,11 +131,10 @@ class ZenohPost:
                 break
             await asyncio.sleep(TICK_S / 2)
         self._closed = True
-        tasks = [self._repeating, *(sender.task for sender in self._senders.values())]
-        for task in tasks:
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        await self._inbox.close()
+        if self._repeating is not None:
+            self._repeating.cancel()
+            await asyncio.gather(self._repeating, return_exceptions=True)
         await self._loop.run_in_executor(None, self._close_session)
 
     def _close_session(self) -> None:
@@ -189,57 +160,24 @@ class ZenohPost:
 
     def answer_status(self, status: Callable[[], Facts]) -> None:
         """Tells whoever asks how this hand stands, from now on."""
-
-        def answer(query: zenoh.Query) -> None:
-            asker = topics.name_in(str(query.key_expr), 4)
-            where = topics.status(self.wiring.job_hash, self.wiring.name, asker)
-            with query:
-                query.reply(where, json.dumps(status(), allow_nan=False).encode())
-
-        def submit(query: zenoh.Query) -> None:
-            with suppress(RuntimeError):
-                self._executor.submit(answer, query)
-
-        key = topics.status(self.wiring.job_hash, self.wiring.name, "*")
-        self._declared.append(self._session.declare_queryable(key, _callback(submit), complete=True))
+        job, name = self.wiring.job_hash, self.wiring.name
+        self._declared.append(answer_status(self._session, job, name, self._executor, status))
 
     # Sending.
-
-    async def _body_of(self, blocks: Mapping[str, Weights]) -> tuple[Body, bytes]:
-        """The bytes of some blocks; made once where the same blocks go to several peers in a row."""
-        if self._made is not None:
-            known, body, digests = self._made
-            if known.keys() == blocks.keys() and all(known[name] is blocks[name] for name in blocks):
-                return body, digests
-        body = await asyncio.to_thread(make_body, blocks)
-        digests = await asyncio.to_thread(body.digests, self._executor)
-        self._made = dict(blocks), body, digests
-        return body, digests
 
     def _take_down(self, announcement: Announcement) -> None:
         if announcement.nbytes:
             self._shelf.take_down(announcement.name)
         if not len(self._outbox):
-            self._made = None  # what nobody waits for is not kept either
+            self._shelf.forget()  # what nobody waits for is not kept either
 
     def _publish(self, peer: str, announcement: Announcement) -> None:
-        self._put(
+        publish(
+            self._session,
             topics.news(self.wiring.job_hash, self.wiring.name, peer),
             announcement.text(),
             announcement.digests,
         )
-
-    def _put(self, key: str, text: bytes, attachment: bytes = b"") -> None:
-        # To drop is right here: what matters is said again, and nobody waits for a peer that does not read.
-        with suppress(zenoh.ZError):
-            self._session.put(
-                key,
-                text,
-                attachment=attachment or None,
-                congestion_control=zenoh.CongestionControl.DROP,
-                priority=zenoh.Priority.INTERACTIVE_HIGH,
-                express=True,
-            )
 
     async def _repeat(self) -> None:
         for tick in count():
@@ -262,26 +200,10 @@ class ZenohPost:
         waiting = self._outbox.waiting(asker)[-MAX_HEAD_REPLIES:] if asker in self._peers else []
         where = topics.head(self.wiring.job_hash, self.wiring.name, asker)
 
-        def reply() -> None:
-            with query:
-                for announcement in waiting:
-                    query.reply(where, announcement.text(), attachment=announcement.digests or None)
-
         with suppress(RuntimeError):
-            self._executor.submit(reply)
+            self._executor.submit(reply_head, query, where, waiting)
 
     # Hearing. What Zenoh calls on its own threads is handed to the loop at once.
-
-    def _direct(self, take: Callable[[zenoh.Sample], Callable[[], None] | None]) -> Any:
-        """A callback that reads a sample where it comes in and goes on with it on the loop."""
-
-        def called(sample: zenoh.Sample) -> None:
-            then = take(sample)
-            if then is not None:
-                with suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                    self._loop.call_soon_threadsafe(then)
-
-        return _callback(called)
 
     def _on_token(self, sample: zenoh.Sample) -> Callable[[], None]:
         key, up = str(sample.key_expr), sample.kind == zenoh.SampleKind.PUT
@@ -298,8 +220,8 @@ class ZenohPost:
         sender = topics.name_in(str(sample.key_expr))
         if self.refusals.ignores(sender):
             return lambda: self.refusals.add(sender, "ignored")
-        text, digests = _read(sample)
-        return lambda: self._take_news(sender, text, digests)
+        text, digests = read_sample(sample)
+        return lambda: self._inbox.take(sender, text, digests)
 
     def _take_ack(self, sender: str, text: bytes) -> None:
         try:
@@ -308,55 +230,6 @@ class ZenohPost:
                 self._outbox.acknowledge(sender, int(number))
         except (ValueError, TypeError, OverflowError, RecursionError):
             self.refusals.add(sender, "not an acknowledgement")
-
-    def _take_news(self, sender: str, text: bytes, digests: bytes) -> None:
-        if self._closed:
-            return
-        if sender not in self._peers:
-            self.refusals.add(sender, "nobody of this job")
-            return
-        if self.refusals.ignores(sender):
-            self.refusals.add(sender, "ignored")
-            return
-        try:
-            news = read_announcement(text, digests, self._expected)
-        except MessageDamaged as error:
-            self.refusals.add(sender, str(error))
-            return
-        state = self._senders[sender]
-        if news.incarnation > state.incarnation:
-            state.begin(news.incarnation)
-        if news.incarnation < state.incarnation or news.number in state.taken:
-            return
-        if news.number in state.done:
-            self._acknowledge(sender, news)
-        elif len(state.queue) < MAX_QUEUE:
-            state.taken.add(news.number)
-            state.queue.append(news)
-            if state.task is None or state.task.done():
-                state.task = self._loop.create_task(self._receive(sender, state))
-
-    async def _receive(self, sender: str, state: _Sender) -> None:
-        """Deals with what a peer has announced, one after the other."""
-        while state.queue:
-            news = state.queue.popleft()
-            try:
-                message = await self._fetch(sender, news)
-            except HolderLied:
-                message = None  # counted where it was seen
-            except MessageDamaged as error:
-                self.refusals.add(sender, str(error), news.round)
-                message = None
-            except NotPulled:
-                # Neither delivered nor refused: if it still waits over there, it is announced again.
-                state.taken.discard(news.number)
-                continue
-            if news.incarnation != state.incarnation:
-                continue  # started again in the meantime
-            state.finish(news.number)
-            self._acknowledge(sender, news)
-            if message is not None:
-                self._deliver(message)
 
     async def _fetch(self, sender: str, news: Announcement) -> Message:
         """The message of an announcement.
@@ -376,7 +249,7 @@ class ZenohPost:
 
     def _acknowledge(self, sender: str, news: Announcement) -> None:
         text = json.dumps([news.incarnation, news.number]).encode()
-        self._put(topics.ack(self.wiring.job_hash, self.wiring.name, sender), text)
+        publish(self._session, topics.ack(self.wiring.job_hash, self.wiring.name, sender), text)
 
     def _show(self, sender: str, done: int, total: int) -> None:
         if self._progress is not None:
@@ -400,40 +273,13 @@ class ZenohPost:
             self._ask_head(peer)
 
     def _ask_head(self, peer: str) -> None:
-        """Asks a peer that has come what it has to say; its announcements may have come before us."""
-        left = [MAX_HEAD_REPLIES]
-
-        def take(reply: zenoh.Reply) -> None:
-            left[0] -= 1
-            if left[0] < 0 or reply.ok is None:
-                return
-            if topics.name_in(str(reply.ok.key_expr)) != peer:
-                return
-            text, digests = _read(reply.ok)
+        def take(text: bytes, digests: bytes) -> None:
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._take_news, peer, text, digests)
+                self._loop.call_soon_threadsafe(self._inbox.take, peer, text, digests)
 
-        with suppress(zenoh.ZError):
-            self._session.get(
-                topics.head(self.wiring.job_hash, peer, self.wiring.name),
-                zenoh.handlers.Callback(take, indirect=False),
-                consolidation=zenoh.ConsolidationMode.NONE,
-                timeout=self._pace.part_s,
-            )
+        where = topics.head(self.wiring.job_hash, peer, self.wiring.name)
+        ask_head(self._session, where, peer, take, self._pace.part_s)
 
     def _mismatch(self, peer: str, job_hash: str) -> None:
         facts: Facts = {"peer": peer, "theirs": job_hash, "ours": self.wiring.job_hash}
         self._tell("mismatch", facts)
-
-
-def _callback(function: Callable[[Any], None]) -> Any:
-    """Called on the network's own thread, so it must hand over and return."""
-    return zenoh.handlers.Callback(function, indirect=False)
-
-
-def _read(sample: zenoh.Sample) -> tuple[bytes, bytes]:
-    """What a sample holds, or what is sure to be refused if it holds too much."""
-    attachment = sample.attachment
-    if len(sample.payload) > MAX_NEWS_BYTES or (attachment is not None and len(attachment) > MAX_NEWS_BYTES):
-        return b" " * (MAX_NEWS_BYTES + 1), b""
-    return bytes(sample.payload), b"" if attachment is None else bytes(attachment)

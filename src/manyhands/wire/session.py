@@ -28,6 +28,12 @@ __all__ = ["MAX_PACKET_BYTES", "Wiring", "free_endpoints", "open_session"]
 MAX_PACKET_BYTES = 8 << 20
 """What Zenoh takes in one piece; anything larger closes the link."""
 
+PRIORITIES = (
+    *("control", "real_time", "interactive_high", "interactive_low"),
+    *("data_high", "data", "data_low", "background"),
+)
+"""Zenoh's; each has a queue of its own."""
+
 
 @dataclass(frozen=True)
 class Wiring:
@@ -102,6 +108,8 @@ def _settings(wiring: Wiring) -> dict[str, Any]:
         "transport/link/tx/queue/congestion_control/block/wait_before_close": lease_ms * 750,
         # An announcement that is dropped at the first sign of congestion is only repeated 0.3 s later.
         "transport/link/tx/queue/congestion_control/drop/wait_before_drop": 10_000,
+        # With two batches of 64 KiB, the default, who answers and who sends wait for each other all the time.
+        "transport/link/tx/queue/size": dict.fromkeys(PRIORITIES, 2) | {"data_low": 8},
         "transport/link/rx/max_message_size": MAX_PACKET_BYTES,
         "transport/shared_memory/enabled": False,
     }

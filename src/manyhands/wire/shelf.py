@@ -5,6 +5,7 @@ A puller that stops reading must not stall the others, so at most 4 MiB are unde
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import weakref
 from collections import Counter
@@ -16,7 +17,7 @@ import zenoh
 
 from manyhands.blocks import Weights
 from manyhands.wire import topics
-from manyhands.wire.body import Body, make_body
+from manyhands.wire.body import Body, make_body, name_of
 
 __all__ = ["ASK_WHO", "MAX_OUTSTANDING_BYTES", "Shelf"]
 
@@ -50,7 +51,26 @@ class Shelf:
         self._offers: dict[str, _Offer] = {}
         self._received: dict[str, dict[str, weakref.ref[Weights]]] = {}
         self._outstanding: Counter[str] = Counter()
+        self._made: tuple[Mapping[str, Weights], Body, bytes] | None = None
         self.num_refused = 0
+
+    async def offer(self, blocks: Mapping[str, Weights]) -> tuple[Body, bytes]:
+        """Offers some blocks; made once where the same go to several peers in a row.
+
+        Returns:
+            Their bytes, and the digests of these.
+        """
+        known, body, digests = self._made or ({}, None, b"")
+        if body is None or known.keys() != blocks.keys() or any(known[n] is not blocks[n] for n in blocks):
+            body = await asyncio.to_thread(make_body, blocks)
+            digests = await asyncio.to_thread(body.digests, self._executor)
+            self._made = dict(blocks), body, digests
+        self.put(name_of(digests), body)
+        return body, digests
+
+    def forget(self) -> None:
+        """Keeps no blocks for the next peer any more."""
+        self._made = None
 
     def put(self, digest: str, body: Body) -> None:
         """Offers a body; as often as it is put it must be taken down."""

@@ -1,9 +1,11 @@
-"""Asking who is there: what every device that can be reached tells of itself."""
+"""Who is there: what every device that can be reached tells of itself, asked and answered."""
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from manyhands.hand import Facts
 from manyhands.wire import topics
 from manyhands.wire.diagnosis import why_unreachable
 from manyhands.wire.keyring import KeyFolder, facts_of
+from manyhands.wire.news import called
 from manyhands.wire.session import Wiring, open_session
 
-__all__ = ["ask_status"]
+__all__ = ["answer_status", "ask_status"]
 
 VISITOR = "visitor"
 """The name of who asks without a certificate."""
@@ -61,3 +64,24 @@ def ask_status(connect: tuple[str, ...], keys: Path | None, wait_s: float = 3.0)
         )
         ended.wait(wait_s + SETTLE_S)
     return [told[key] for key in sorted(told)]
+
+
+def answer_status(
+    session: zenoh.Session, job: str, name: str, executor: Executor, status: Callable[[], Facts]
+) -> zenoh.Queryable[None]:
+    """Tells whoever asks how a hand stands, from now on.
+
+    Returns:
+        What Zenoh has declared, to be kept and undeclared.
+    """
+
+    def answer(query: zenoh.Query) -> None:
+        asker = topics.name_in(str(query.key_expr), 4)
+        with query:
+            query.reply(topics.status(job, name, asker), json.dumps(status(), allow_nan=False).encode())
+
+    def submit(query: zenoh.Query) -> None:
+        with suppress(RuntimeError):
+            executor.submit(answer, query)
+
+    return session.declare_queryable(topics.status(job, name, "*"), called(submit), complete=True)
