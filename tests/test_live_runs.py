@@ -93,8 +93,8 @@ def test_a_killed_device_is_started_again_and_all_come_to_their_end(
     if exchange:
         assert max(device["rounds"] for device in result["devices"]) == result["rounds"] >= 150
     else:
-        # The coordinator went on from its last merge: no round was merged twice, none was left out. A kill may
-        # come between a merge on disk and the line that says so; then that line is all that is missing.
+        # The coordinator went on from its last merge: no round was merged twice, none was left out. A kill
+        # may come between a merge on disk and the line that says so; then that line is all that is missing.
         rounds = [e["round"] for e in merged if e["event"] == "merged"]
         assert rounds == sorted(set(rounds))
         assert result["rounds"] - 1 <= len(rounds) <= rounds[-1] == result["rounds"]
