@@ -174,18 +174,21 @@ def _copy_bytes_per_s(least_s: float) -> float:
     return source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), least_s)
 
 
-def measure_link(group: dist.ProcessGroup | None = None, num_messages: int = 50) -> LinkProfile:
+def measure_link(
+    group: dist.ProcessGroup | None = None, num_messages: int = 50, *, share_memory: bool = True
+) -> LinkProfile:
     """Latency and throughput between this rank and its neighbour; every rank of the group must call it.
 
     Ranks are paired (0 with 1, 2 with 3, …) and all pairs speak at once, in the way in which tiles will; all
     are given the median of the pairs, an odd one out too, so that all plan with the same numbers.
+    `share_memory` is to be what `tile` will be told.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if world == 1:
         return LinkProfile(0.0, inf)
     other = rank ^ 1
     found = [0.0, 0.0]
-    peers = Peers(range(world), group, may_share=True)
+    peers = Peers(range(world), group, may_share=share_memory)
     if other < world:
         found[0] = _both_ways_seconds(peers, other, 1, num_messages)
     dist.barrier(group)
