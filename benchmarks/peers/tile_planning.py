@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from manyhands.tiles import TileGraph
-from manyhands.tiles.measure import layers_to_time, measure_link, measure_profile
+from manyhands.tiles.measure import measure_link, measure_profile
 from manyhands.tiles.planner import make_plan
 from manyhands.tiles.pricing import Prediction, Setting
 from manyhands.tiles.profile import LinkProfile, Profile, read_profile
@@ -23,7 +23,7 @@ def measured_profile(graph: TileGraph, batch_size: int, name: str) -> Profile:
     known = torch.tensor([int(path.exists())])
     dist.broadcast(known, 0)
     if not known.item():
-        mine = measure_profile("this machine", layers_to_time(graph), batch_size)
+        mine = measure_profile("this machine", graph, batch_size)
         if dist.get_rank() == 0:
             mine.save(path)
     dist.barrier()

@@ -32,7 +32,9 @@ def forward_group(step: Step, group: int, *, again: bool = False) -> None:
     found = step.program.regions.groups[group]
     for number in range(found.first, found.stop):
         if number not in step.program.norms_of:
+            step.at(number)
             FORWARD[step.program.graph.nodes[number].kind](step, number)
+    step.at(None)
     for number in found.exports:
         step.exports[number] = step.values[group][number]
 

@@ -76,6 +76,7 @@ class Profile:
         layers: By the name of the graph's node.
         batch_size: Images a step for which the times hold.
         copy_bps: Bytes a second that it packs into or unpacks from a message.
+        group_s: What beginning a group costs in calls, forward and back together, however small its borders.
         predicted: Not measured, but derived from rates.
     """
 
@@ -83,6 +84,7 @@ class Profile:
     layers: Mapping[str, LayerTimes]
     batch_size: int
     copy_bps: float = 4e9
+    group_s: float = 4e-5
     predicted: bool = False
 
     def scaled(self, factor: float) -> Profile:
@@ -95,7 +97,14 @@ class Profile:
             )
             for name, times in self.layers.items()
         }
-        return Profile(self.device, layers, self.batch_size, self.copy_bps / factor, self.predicted)
+        return Profile(
+            self.device,
+            layers,
+            self.batch_size,
+            self.copy_bps / factor,
+            self.group_s * factor,
+            self.predicted,
+        )
 
     def save(self, path: Path) -> None:
         """Writes it in one step, so that nobody reads half of it."""

@@ -71,6 +71,12 @@ class Setting:
         # Everybody tells everybody, all at once.
         return self.link.latency_s if self.num_devices > 1 else 0.0
 
+    def wait_s(self, num_bytes: float, meanwhile_s: float) -> float:
+        """How long a message is waited for by one who has something else to do after sending it."""
+        if self.link.through_memory:  # what carries it is what would compute
+            return num_bytes / self.link.bytes_per_s + max(0.0, self.link.latency_s - meanwhile_s)
+        return max(0.0, self.link.seconds(num_bytes) - meanwhile_s)
+
     def sum_s(self, numbers: float) -> float:
         """Many numbers summed over all ranks, in a ring; in shared memory each writes and reads all."""
         n = self.num_devices
@@ -176,9 +182,9 @@ class TilePart:
         return sum(sum(node_seconds(setting.graph, profile, *each)) for each in self.computed.items())
 
 
-def node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float]:
-    """Forward and backward of a box, its area counted as rows of full width."""
+def node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float, float]:
+    """Forward, input and weight gradient of a box, its area counted as rows of full width."""
     node = graph.nodes[number]
     times = profile.layers[node.name]
     rows = box.area / node.sides[1]
-    return times.forward.at(rows), times.input_gradient.at(rows) + times.weight_gradient.at(rows)
+    return times.forward.at(rows), times.input_gradient.at(rows), times.weight_gradient.at(rows)
