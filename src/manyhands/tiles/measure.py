@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -22,7 +22,7 @@ from torch.utils.benchmark import Timer
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.peers import Peers
 from manyhands.tiles.profile import HEIGHTS, NOTHING, Curve, LayerTimes, LinkProfile, Profile
-from manyhands.tiles.trial import Trial, try_tiles
+from manyhands.tiles.trial import Trial, try_step, try_tiles
 from manyhands.tiles.works import all_operations
 
 __all__ = ["TimedLayer", "layers_to_time", "measure_link", "measure_profile"]
@@ -115,7 +115,34 @@ def measure_profile(
     times = {graph.name(number): _layer_times(trials, number) for number in range(1, graph.end)}
     times |= {layer.name: _measure_layer(layer, batch_size, least_s) for layer in layers_to_time(graph)}
     begins = [trial.begin_s(batch_size, copy_bps) for trial in trials if trial.num_exchanges]
-    return Profile(device, times, batch_size, copy_bps, group_s=statistics.median(begins or [0.0]))
+    calls_s, update_s = _calls(graph, times, batch_size, num_passes)
+    group_s = statistics.median(begins or [0.0])
+    return Profile(device, times, batch_size, copy_bps, group_s, calls_s, update_s)
+
+
+def _calls(
+    graph: TileGraph, times: Mapping[str, LayerTimes], batch_size: int, num_passes: int
+) -> tuple[float, float]:
+    """What a step takes beside all layers, and its optimizer."""
+    try:
+        beside_s, update_s = try_step(graph, num_passes)
+    except (RuntimeError, ValueError):  # a norm after the tiles that has too few examples
+        return 0.0, 0.0
+    after = (
+        curve.at(_rows_of(graph, number) * 2 / batch_size)
+        for number in range(graph.end, len(graph.names))
+        for curve in _curves(times[graph.name(number)])
+    )
+    return max(0.0, beside_s - sum(after)), update_s
+
+
+def _curves(times: LayerTimes) -> tuple[Curve, Curve, Curve]:
+    return times.forward, times.input_gradient, times.weight_gradient
+
+
+def _rows_of(graph: TileGraph, number: int) -> int:
+    shape = graph.shapes[number]
+    return shape[-2] if len(shape) >= 3 else 1
 
 
 def _layer_times(trials: Sequence[Trial], number: int) -> LayerTimes:

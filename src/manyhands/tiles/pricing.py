@@ -185,8 +185,9 @@ class Grid:
         tail_s += 2 * norms * setting.round_s
         summed = range(1, len(graph.names) if mode == "data" else end)
         every = sum(setting.weights(number) for number in range(1, len(graph.names)))
+        slot_bytes = every * setting.value_bytes * setting.optimizer_slots
         update_s = max(
-            every * setting.value_bytes * (1.5 + setting.optimizer_slots) / profile.copy_bps
+            profile.calls_s + (profile.update_s + slot_bytes / profile.copy_bps) / setting.steps_per_sum
             for profile in setting.profiles
         )
         states = every * setting.value_bytes * (2 + setting.optimizer_slots)
@@ -195,7 +196,7 @@ class Grid:
             2 * self._handoff_s(end, mode),
             tail_s,
             self._gradients_s(end, summed, part),
-            update_s / setting.steps_per_sum,
+            update_s,
             tuple(states + (maps if tile in workers else 0.0) for tile in tiles),
         )
 

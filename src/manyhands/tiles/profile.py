@@ -77,6 +77,8 @@ class Profile:
         batch_size: Images a step for which the times hold.
         copy_bps: Bytes a second that it packs into or unpacks from a message.
         group_s: What beginning a group costs in calls, forward and back together, however small its borders.
+        calls_s: What a step costs beside its layers, however large it is.
+        update_s: What the optimizer costs, without numbers of its own for each weight.
         predicted: Not measured, but derived from rates.
     """
 
@@ -85,6 +87,8 @@ class Profile:
     batch_size: int
     copy_bps: float = 4e9
     group_s: float = 4e-5
+    calls_s: float = 0.0
+    update_s: float = 0.0
     predicted: bool = False
 
     def scaled(self, factor: float) -> Profile:
@@ -103,6 +107,8 @@ class Profile:
             self.batch_size,
             self.copy_bps / factor,
             self.group_s * factor,
+            self.calls_s * factor,
+            self.update_s * factor,
             self.predicted,
         )
 
@@ -203,6 +209,7 @@ def predicted_profile(
         return Curve(tuple(float(r) for r in rows), tuple(seconds))
 
     layers = {}
+    works = tuple(works)
     for work in works:
         rows = sorted({max(1, round(work.rows * part)) for part in HEIGHTS})
         passes = curve(rows, work.forward_flops, work.weight_bytes, work.map_bytes, work.rows)
@@ -211,4 +218,8 @@ def predicted_profile(
             passes if work.has_input_gradient else NOTHING,
             passes if work.weight_bytes else NOTHING,
         )
-    return Profile(device, layers, batch_size, memory_bytes_per_s / 2, predicted=True)
+    weight_bytes = sum(work.weight_bytes for work in works)
+    copy_bps = memory_bytes_per_s / 2
+    return Profile(
+        device, layers, batch_size, copy_bps, update_s=1.5 * weight_bytes / copy_bps, predicted=True
+    )

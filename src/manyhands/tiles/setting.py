@@ -128,7 +128,7 @@ class TailPrice:
         handoff_s: Maps on their way to the devices that compute the tail, and their gradients back.
         tail_s: Computing the tail.
         gradients_s: Summing the weights' gradients, as far as it outlasts the backward pass.
-        update_s: The optimizer.
+        update_s: The optimizer, and what else a step takes beside its layers.
         memory_bytes: Of each tile: weights, their gradients and slots, and the tail's maps.
     """
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from manyhands.tiles.backward import backward_group
 from manyhands.tiles.forward import forward_group
 from manyhands.tiles.geometry import Box, cut_tiles
 from manyhands.tiles.graph import TileGraph
+from manyhands.tiles.module import TiledModule
 from manyhands.tiles.peers import Peers, Pending
 from manyhands.tiles.plan import TilePlan
 from manyhands.tiles.pool import Pool
@@ -32,7 +33,7 @@ from manyhands.tiles.regions import regions
 from manyhands.tiles.step import Step
 from manyhands.tiles.values import Part, Value
 
-__all__ = ["Trial", "try_tiles"]
+__all__ = ["Trial", "try_step", "try_tiles"]
 
 Pass = Literal["forward", "input_gradient", "weight_gradient", "waiting"]
 PASSES: tuple[Pass, ...] = get_args(Pass)[:3]
@@ -42,11 +43,11 @@ TrialTimes = dict[tuple[Pass, int | None], float]
 class _Mute(Peers):
     """Others who answer with zeros, as soon as all have met."""
 
-    def __init__(self, count: int, meet: Callable[[], None]) -> None:
+    def __init__(self, count: int, meet: Callable[[], None] | None = None) -> None:
         self.devices, self.group, self.rank, self.tile = tuple(range(count)), None, 0, 0
-        self.alone, self.nearby = False, None
+        self.alone, self.nearby = meet is None, None
         self.others = self.devices[1:]
-        self.meet = meet
+        self.meet = meet or (lambda: None)
 
     def _over_network(
         self, outgoing: Mapping[int, Tensor], sizes: Mapping[int, int], like: Tensor
@@ -63,12 +64,11 @@ class _Watched(Step):
 
     passing: Pass = "forward"
 
-    def watch(self) -> TrialTimes:
-        """Begins to note."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.seconds: TrialTimes = defaultdict(float)
         self._now: tuple[Pass, int | None] = self.passing, None
         self._since = timer()
-        return self.seconds
 
     def at(self, number: int | None) -> None:
         """From here on it is this node's time."""
@@ -211,7 +211,8 @@ def _once(
     step.want(images=False)
     groups = range(len(program.regions.groups))
     ends = {node: _random(step, node, program.owned(node)) for node in program.regions.handoff}
-    seconds = step.watch()
+    step.at(None)
+    step.seconds.clear()
     with torch.no_grad():
         for group in groups:
             forward_group(step, group)
@@ -224,7 +225,46 @@ def _once(
             backward_group(step, group, again=False)
         step.catch_up()
         step.at(None)
-    return seconds
+    return step.seconds
+
+
+class _WatchedModule(TiledModule):
+    """Notes the time of the nodes of its last pass, both ways."""
+
+    step_type = _Watched
+    last: _Watched
+
+    def _step(self, part: Tensor) -> Step:
+        step = super()._step(part)
+        assert isinstance(step, _Watched)
+        self.last = step
+        return step
+
+
+def try_step(graph: TileGraph, num_passes: int) -> tuple[float, float]:
+    """Seconds of a whole step of two images beside the tiled layers, and of the optimizer (SGD).
+
+    That is the layers after the tiles, and all calls that are made once a step however large it is. The loss
+    is a stand-in.
+    """
+    traced = copy.deepcopy(graph.traced).train()
+    height, width = graph.nodes[0].sides
+    plan = TilePlan((height,), (width,), (), graph.name(graph.end), "one", (0,))
+    tiled = _WatchedModule(traced, replace(graph, traced=traced), plan, peers=_Mute(1))
+    optimizer = torch.optim.SGD(traced.parameters(), lr=0.0)
+    images = torch.rand(2, *graph.nodes[0].shape).contiguous(memory_format=torch.channels_last)
+    beside, updates = [], []
+    for _ in range(num_passes + 1):
+        optimizer.zero_grad()
+        start = timer()
+        tiled(images).square().mean().backward()
+        tiled.synchronise()
+        middle = timer()
+        optimizer.step()
+        updates.append(timer() - middle)
+        nodes = sum(seconds for (_, node), seconds in tiled.last.seconds.items() if node is not None)
+        beside.append(middle - start - nodes)
+    return statistics.median(beside[1:]), statistics.median(updates[1:])
 
 
 def _random(step: Step, node: int, box: Box) -> Tensor:
