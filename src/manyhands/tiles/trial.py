@@ -45,7 +45,7 @@ class _Mute(Peers):
 
     def __init__(self, count: int, meet: Callable[[], None] | None = None) -> None:
         self.devices, self.group, self.rank, self.tile = tuple(range(count)), None, 0, 0
-        self.alone, self.nearby = meet is None, None
+        self.alone, self.nearby, self.far = meet is None, None, False
         self.others = self.devices[1:]
         self.meet = meet or (lambda: None)
 
