@@ -58,8 +58,12 @@ def find_early(
 
 def _inner(window: Window, outputs: Interval, own: Interval, side: int) -> Interval:
     """The outputs along one axis that see nothing of the image but what is owned."""
-    fitting = [o for o in range(*outputs) if window.needs(Interval(o, o + 1), side).inside(own)]
-    return Interval(fitting[0], fitting[-1] + 1) if fitting else Interval(outputs.start, outputs.start)
+    first, last = outputs.start, outputs.stop - 1
+    while first <= last and not window.needs(Interval(first, first + 1), side).inside(own):
+        first += 1
+    while first <= last and not window.needs(Interval(last, last + 1), side).inside(own):
+        last -= 1
+    return Interval(first, last + 1)
 
 
 def _around(inner: Box, box: Box) -> tuple[Box, ...]:

@@ -31,6 +31,7 @@ __all__ = ["TimedLayer", "layers_to_time", "measure_link", "measure_profile"]
 LEAST_S = 0.03
 PROBE_BYTES = 4 * 2**20
 NUM_PASSES = 5
+MEETINGS = 20
 BATCH_PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
 # A trial holds what a step would, and the machine may be the home of several ranks.
 MEMORY_PARTS = 4
@@ -115,9 +116,11 @@ def measure_profile(
     times = {graph.name(number): _layer_times(trials, number) for number in range(1, graph.end)}
     times |= {layer.name: _measure_layer(layer, batch_size, least_s) for layer in layers_to_time(graph)}
     begins = [trial.begin_s(batch_size, copy_bps) for trial in trials if trial.num_exchanges]
+    waits = [trial.wait_s for trial in trials if trial.num_exchanges] if together else []
+    skew_s = max(0.0, statistics.median(waits) - _repeated(meet, MEETINGS)) if waits else 0.0
     calls_s, update_s = _calls(graph, times, batch_size, num_passes)
     group_s = statistics.median(begins or [0.0])
-    return Profile(device, times, batch_size, copy_bps, group_s, calls_s, update_s)
+    return Profile(device, times, batch_size, copy_bps, group_s, skew_s, calls_s, update_s)
 
 
 def _calls(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from manyhands.tiles.early import find_early
 from manyhands.tiles.geometry import Box, cut_tiles
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.plan import TailMode, TilePlan, check_plan
@@ -79,7 +80,7 @@ class Grid:
         if group.first > 1:  # also where nothing is sent, so that the fewer of equally good groups are taken
             halo_s = max(self.setting.profiles[rank].group_s for rank in self.devices)
         if group.sends:
-            meanwhile = [0.0] * len(tiles), stretches[0].weights
+            meanwhile = self._early(group, stretches[0]), stretches[0].weights
             halo_s += sum(self._exchange_s(group, each) for each in meanwhile)
         # A norm that begins its group has its sums travel with the borders.
         for stretch in stretches[1:]:
@@ -93,6 +94,22 @@ class Grid:
             tuple(self._held(group, tile) for tile in tiles),
             tuple(self._inner(group, tile) for tile in tiles),
         )
+
+    def _early(self, group: Group, stretch: _Stretch) -> list[float]:
+        """What each tile computes while borders travel to it; that it does so in pieces is charged as well."""
+        found = [0.0] * len(group.shares)
+        if self.setting.link.through_memory:
+            return found
+        for tile, share in enumerate(group.shares):
+            early = find_early(self.setting.graph, self.owned, group, tile)
+            if early is None:
+                continue
+            whole = self._node_seconds(tile, group.first, share.computed[group.first])[0]
+            found[tile], *strips = (
+                self._node_seconds(tile, group.first, box)[0] for box in (early.inner, *early.strips)
+            )
+            stretch.forward[tile] += max(0.0, found[tile] + sum(strips) - whole)
+        return found
 
     def _stretches(self, group: Group) -> list[_Stretch]:
         """The group from one point at which all wait for all, a batch norm or the group's start, to the next.

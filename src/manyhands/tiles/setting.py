@@ -69,13 +69,19 @@ class Setting:
     def round_s(self) -> float:
         """A few numbers summed over all ranks, as a batch normalisation needs it."""
         # Everybody tells everybody, all at once.
-        return self.link.latency_s if self.num_devices > 1 else 0.0
+        return self.link.latency_s + self.skew_s if self.num_devices > 1 else 0.0
+
+    @cached_property
+    def skew_s(self) -> float:
+        """Waiting for others who are late by chance; a slow device, which others wait for, tells it alone."""
+        return min(profile.skew_s for profile in self.profiles)
 
     def wait_s(self, num_bytes: float, meanwhile_s: float) -> float:
         """How long a message is waited for by one who has something else to do after sending it."""
         if self.link.through_memory:  # what carries it is what would compute
-            return num_bytes / self.link.bytes_per_s + max(0.0, self.link.latency_s - meanwhile_s)
-        return max(0.0, self.link.seconds(num_bytes) - meanwhile_s)
+            passing_s = num_bytes / self.link.bytes_per_s
+            return self.skew_s + passing_s + max(0.0, self.link.latency_s - meanwhile_s)
+        return self.skew_s + max(0.0, self.link.seconds(num_bytes) - meanwhile_s)
 
     def sum_s(self, numbers: float) -> float:
         """Many numbers summed over all ranks, in a ring; in shared memory each writes and reads all."""

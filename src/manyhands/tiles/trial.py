@@ -135,6 +135,12 @@ class Trial:
             sum(self.seconds.get((each, node), 0.0) for node in both if node is not None) for each in PASSES
         )
 
+    @property
+    def wait_s(self) -> float:
+        """How long others were waited for, each time: at every norm and every message, both ways."""
+        norms = sum(node.kind == "norm" for node in self.program.graph.nodes[: self.program.regions.end])
+        return self.seconds.get(("waiting", None), 0.0) / (2 * (norms + self.num_exchanges))
+
     def begin_s(self, batch_size: int, copy_bps: float) -> float:
         """Of each group that begins with a message, what the calls take, both ways, copies left out."""
         nodes = self.program.graph.nodes
