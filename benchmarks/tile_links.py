@@ -42,7 +42,9 @@ def two_hosts(rate: str, burst: str, latency_ms: float) -> Iterator[list[str]]:
             run(f"{inside} ip link set v{rank} up")
             run(f"{inside} ip link set lo up")
             # What may pass at once after a pause: a whole message would not be slowed down at all.
-            run(f"{inside} tc qdisc add dev v{rank} root handle 1: tbf rate {rate} burst {burst} latency 400ms")
+            run(
+                f"{inside} tc qdisc add dev v{rank} root handle 1: tbf rate {rate} burst {burst} latency 400ms"
+            )
             if latency_ms:
                 run(f"{inside} tc qdisc add dev v{rank} parent 1: netem delay {latency_ms}ms")
         yield names
@@ -68,7 +70,10 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
     command = [sys.executable, str(HERE / "peers" / "tile_links_rank.py"), "--layers", options.layers]
     command += ["--batch", str(options.batch), "--accumulate", str(options.accumulate)]
     command += ["--repeats", str(options.repeats)]
-    with two_hosts(options.rate, options.burst, options.latency_ms) as names, (OUT / "tile_links.log").open("w") as errors:
+    with (
+        two_hosts(options.rate, options.burst, options.latency_ms) as names,
+        (OUT / "tile_links.log").open("w") as errors,
+    ):
         ranks = []
         for rank, name in enumerate(names):
             variables = os.environ | {

@@ -264,9 +264,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--only", help="names, separated by semicolons, of the contestants to run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     options = parser.parse_args()
-    options.contestants = contestants(
-        options.batch, options.plan, options.wire, apart=options.apart
-    )
+    options.contestants = contestants(options.batch, options.plan, options.wire, apart=options.apart)
     if options.only:
         known = {each.name: each for each in options.contestants}
         unknown = [name for name in options.only.split(";") if name not in known]

@@ -19,7 +19,7 @@ OUT = Path(__file__).resolve().parent.parent / "out"
 
 def measured_profile(graph: TileGraph, batch_size: int, name: str) -> Profile:
     """All ranks measure at the same time and then take rank 0's profile, so that all plan alike."""
-    path = OUT / f"profile-{name}-{len(graph.names)}-{batch_size}-{dist.get_world_size()}.json"
+    path = OUT / f"passes-{name}-{len(graph.names)}-{batch_size}-{dist.get_world_size()}.json"
     known = torch.tensor([int(path.exists())])
     dist.broadcast(known, 0)
     if not known.item():

@@ -13,7 +13,15 @@ from manyhands.errors import RunError
 from manyhands.models.cost import cost_of
 from manyhands.tiles import read_graph
 from manyhands.tiles.measure import measure_profile
-from manyhands.tiles.profile import NOTHING, Curve, LayerTimes, LinkProfile, Profile, predicted_profile, read_profile
+from manyhands.tiles.profile import (
+    NOTHING,
+    Curve,
+    LayerTimes,
+    LinkProfile,
+    Profile,
+    predicted_profile,
+    read_profile,
+)
 from manyhands.tiles.works import operation_works
 
 NETWORK = nn.Sequential(

@@ -120,9 +120,7 @@ class Grid:
         found = [_Stretch.of(len(tiles))]
         for number in range(group.first, group.stop):
             for tile in tiles:
-                found[-1].add(
-                    tile, self._node_seconds(tile, number, group.shares[tile].computed[number])
-                )
+                found[-1].add(tile, self._node_seconds(tile, number, group.shares[tile].computed[number]))
             is_first = number == group.first and group.sends
             if self.setting.graph.nodes[number].kind == "norm" and not is_first:
                 found.append(_Stretch.of(len(tiles)))
