@@ -42,9 +42,8 @@ def two_hosts(rate: str, burst: str, latency_ms: float) -> Iterator[list[str]]:
             run(f"{inside} ip link set v{rank} up")
             run(f"{inside} ip link set lo up")
             # What may pass at once after a pause: a whole message would not be slowed down at all.
-            run(
-                f"{inside} tc qdisc add dev v{rank} root handle 1: tbf rate {rate} burst {burst} latency 400ms"
-            )
+            bucket = f"tbf rate {rate} burst {burst} latency 400ms"
+            run(f"{inside} tc qdisc add dev v{rank} root handle 1: {bucket}")
             if latency_ms:
                 run(f"{inside} tc qdisc add dev v{rank} parent 1: netem delay {latency_ms}ms")
         yield names

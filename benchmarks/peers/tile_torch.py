@@ -66,8 +66,11 @@ Forward = Callable[[], tuple[Tensor, int]]
 
 @dataclass(frozen=True)
 class Trained:
-    """A contestant: its module, how it is called, what to do between backward and the optimizer, and how a
-    rank's loss becomes the whole batch's (every rank must call that)."""
+    """A contestant: what is trained and how it is called.
+
+    `between` comes between backward and the optimizer; `total` makes the whole batch's loss of a rank's, and
+    every rank must call it.
+    """
 
     module: nn.Module
     forward: Forward

@@ -1,4 +1,4 @@
-"""A convolution in pieces: the inner part sees nothing of others, the pieces are all of it, and it is priced so."""
+"""A convolution in pieces: the inner one sees nothing of others, together they are all of it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What of a group's first convolution can be computed before the borders have come.
 
-Where messages travel over a network, a tile would wait for them at the beginning of every group. Instead it sends
-its own, computes the *inner* part of the first convolution, all outputs that see nothing beyond the tile, and
-after the borders have come the *strips* around it.
+Where messages travel over a network, a tile would wait for them at the beginning of every group. Instead it
+sends its own, computes the *inner* part of the first convolution, all outputs that see nothing beyond the
+tile, and after the borders have come the *strips* around it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Early:
 def find_early(
     graph: TileGraph, owned: Mapping[int, tuple[Box, ...]], group: Group, tile: int
 ) -> Early | None:
-    """The pieces of the group's first node for one tile; None where it cannot be cut so or little is inner."""
+    """The pieces of the group's first node for a tile; None where it cannot be cut so, or little is inner."""
     node = graph.nodes[group.first]
     if node.kind != "conv" or node.windows is None or node.inputs == (0,):
         return None

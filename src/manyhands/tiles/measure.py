@@ -1,7 +1,8 @@
 """Measures a device's profile and its links: tiles are run at several heights, messages sent to and fro.
 
-What can be computed in tiles is timed inside of passes (`trial.py`), the layers after it each alone. Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the
-same time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
+What can be computed in tiles is timed inside of passes (`trial.py`), the layers after it each alone. Devices
+that share a machine slow each other down (caches, memory), so the ranks of a group measure at the same time:
+what one takes then is what it takes when they train together. torch's own timer reads the clock.
 """
 
 from __future__ import annotations
@@ -151,8 +152,8 @@ def _rows_of(graph: TileGraph, number: int) -> int:
 def _layer_times(trials: Sequence[Trial], number: int) -> LayerTimes:
     points: dict[float, tuple[float, ...]] = {}
     for trial in trials:
-        if (found := trial.node_seconds(number)) is not None:
-            points.setdefault(trial.rows(number), found)
+        if (seconds := trial.node_seconds(number)) is not None:
+            points.setdefault(trial.rows(number), seconds)
     found = sorted(points.items())
     curves = [Curve(tuple(rows for rows, _ in found), tuple(s[i] for _, s in found)) for i in range(3)]
     return LayerTimes(*(curve if any(curve.seconds) else NOTHING for curve in curves))

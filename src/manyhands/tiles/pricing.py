@@ -96,7 +96,7 @@ class Grid:
         )
 
     def _early(self, group: Group, stretch: _Stretch) -> list[float]:
-        """What each tile computes while borders travel to it; that it does so in pieces is charged as well."""
+        """What each tile computes while borders travel to it; doing so in pieces is charged too."""
         found = [0.0] * len(group.shares)
         if self.setting.link.through_memory:
             return found

@@ -77,8 +77,8 @@ class Profile:
         batch_size: Images a step for which the times hold.
         copy_bps: Bytes a second that it packs into or unpacks from a message.
         group_s: What beginning a group costs in calls, forward and back together, however small its borders.
-        skew_s: How much longer than a message takes others are waited for, since of devices that do the same now
-            the one and now the other is late.
+        skew_s: How much longer than a message takes others are waited for, since of devices that do the same
+            now the one and now the other is late.
         calls_s: What a step costs beside its layers, however large it is.
         update_s: What the optimizer costs, without numbers of its own for each weight.
         predicted: Not measured, but derived from rates.
