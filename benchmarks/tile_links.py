@@ -68,7 +68,7 @@ def missing() -> str | None:
 def measure(options: argparse.Namespace) -> dict[str, object]:
     command = [sys.executable, str(HERE / "peers" / "tile_links_rank.py"), "--layers", options.layers]
     command += ["--batch", str(options.batch), "--accumulate", str(options.accumulate)]
-    command += ["--repeats", str(options.repeats)]
+    command += ["--repeats", str(options.repeats), *(["--waiting"] if options.waiting else [])]
     with (
         two_hosts(options.rate, options.burst, options.latency_ms) as names,
         (OUT / "tile_links.log").open("w") as errors,
@@ -108,6 +108,7 @@ def main() -> None:
     parser.add_argument("--rate", default="100mbit", help="of the link, as tc has it (100mbit)")
     parser.add_argument("--burst", default="16kb", help="bytes that pass at once (16kb)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="more latency each way (0)")
+    parser.add_argument("--waiting", action="store_true", help="also without computing while borders travel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     options = parser.parse_args()
     reason = missing()
@@ -123,6 +124,9 @@ def main() -> None:
     print(f"{link['bytes_per_s'] * 8 / 1e6:.0f} Mbit/s as measured between the ranks\n")
     print("grouping  groups  predicted s  measured s  prediction off by")
     for row in found["results"]:
+        if "predicted_s" not in row:
+            print(f"{row['name']:<29}  {row['measured_s']:>10.3f}  as none, but waiting for borders")
+            continue
         off = row["predicted_s"] / row["measured_s"] - 1
         print(
             f"{row['name']:<8}  {row['groups']:>6}  {row['predicted_s']:>11.3f}  "
