@@ -66,6 +66,8 @@ def missing() -> str | None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
+    for profile in OUT.glob("passes-links-*"):  # of another day
+        profile.unlink()
     command = [sys.executable, str(HERE / "peers" / "tile_links_rank.py"), "--layers", options.layers]
     command += ["--batch", str(options.batch), "--accumulate", str(options.accumulate)]
     command += ["--repeats", str(options.repeats), *(["--waiting"] if options.waiting else [])]

@@ -34,7 +34,7 @@ def main() -> None:
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=300))
     model = network(options.layers)
     graph = read_graph(model, (3, 416, 416))
-    setting = setting_of(graph, options.batch)
+    setting = setting_of(graph, options.batch, "links")
     setting = dataclasses.replace(setting, steps_per_sum=options.accumulate)
     mode = "one" if options.batch == 1 else "data"
     plans = {
