@@ -29,7 +29,7 @@ def run(command: str) -> None:
 
 
 @contextlib.contextmanager
-def two_hosts(rate: str, latency_ms: float) -> Iterator[list[str]]:
+def two_hosts(rate: str, burst: str, latency_ms: float) -> Iterator[list[str]]:
     """Two namespaces with a shaped link between them; they are removed at the end."""
     names = [f"tiles{os.getpid()}-{rank}" for rank in (0, 1)]
     try:
@@ -41,9 +41,9 @@ def two_hosts(rate: str, latency_ms: float) -> Iterator[list[str]]:
             run(f"{inside} ip addr add 10.77.0.{rank + 1}/24 dev v{rank}")
             run(f"{inside} ip link set v{rank} up")
             run(f"{inside} ip link set lo up")
-            # 64 kB of burst is five milliseconds of the link: enough for the kernel's timers, little for a
-            # message.
-            run(f"{inside} tc qdisc add dev v{rank} root handle 1: tbf rate {rate} burst 64kb latency 400ms")
+            # What may pass at once after a pause: a whole message would not be slowed down at all.
+            bucket = f"tbf rate {rate} burst {burst} latency 400ms"
+            run(f"{inside} tc qdisc add dev v{rank} root handle 1: {bucket}")
             if latency_ms:
                 run(f"{inside} tc qdisc add dev v{rank} parent 1: netem delay {latency_ms}ms")
         yield names
@@ -66,10 +66,15 @@ def missing() -> str | None:
 
 
 def measure(options: argparse.Namespace) -> dict[str, object]:
+    for profile in OUT.glob("passes-links-*"):  # of another day
+        profile.unlink()
     command = [sys.executable, str(HERE / "peers" / "tile_links_rank.py"), "--layers", options.layers]
     command += ["--batch", str(options.batch), "--accumulate", str(options.accumulate)]
-    command += ["--repeats", str(options.repeats)]
-    with two_hosts(options.rate, options.latency_ms) as names, (OUT / "tile_links.log").open("w") as errors:
+    command += ["--repeats", str(options.repeats), *(["--waiting"] if options.waiting else [])]
+    with (
+        two_hosts(options.rate, options.burst, options.latency_ms) as names,
+        (OUT / "tile_links.log").open("w") as errors,
+    ):
         ranks = []
         for rank, name in enumerate(names):
             variables = os.environ | {
@@ -103,7 +108,9 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=8, help="passes before gradients are summed (8)")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rate", default="100mbit", help="of the link, as tc has it (100mbit)")
+    parser.add_argument("--burst", default="16kb", help="bytes that pass at once (16kb)")
     parser.add_argument("--latency-ms", type=float, default=0.0, help="more latency each way (0)")
+    parser.add_argument("--waiting", action="store_true", help="also without computing while borders travel")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     options = parser.parse_args()
     reason = missing()
@@ -119,6 +126,9 @@ def main() -> None:
     print(f"{link['bytes_per_s'] * 8 / 1e6:.0f} Mbit/s as measured between the ranks\n")
     print("grouping  groups  predicted s  measured s  prediction off by")
     for row in found["results"]:
+        if "predicted_s" not in row:
+            print(f"{row['name']:<29}  {row['measured_s']:>10.3f}  as none, but waiting for borders")
+            continue
         off = row["predicted_s"] / row["measured_s"] - 1
         print(
             f"{row['name']:<8}  {row['groups']:>6}  {row['predicted_s']:>11.3f}  "

@@ -45,12 +45,14 @@ class Contestant:
     distributed: bool = False
 
 
-def contestants(batch: int, plan: str, wire: str) -> list[Contestant]:
+def contestants(batch: int, plan: str, wire: str, *, apart: bool) -> list[Contestant]:
     tiles = ("--kind", "tiles", "--plan", plan, "--wire", wire)
+    sockets = Contestant("2 tiles over sockets", "tile_torch.py", (*tiles, "--apart"), 2, distributed=True)
     return [
         Contestant("one device", "tile_torch.py", ("--kind", "one")),
         Contestant("bound", "tile_torch.py", ("--kind", "bound"), 2),
         Contestant("2 tiles", "tile_torch.py", tiles, 2, distributed=True),
+        *([sockets] if apart else []),
         Contestant(
             "2-way DDP",
             "tile_torch.py",
@@ -233,9 +235,10 @@ def table(rows: list[dict[str, Any]], skipped: dict[str, str], batch: int) -> st
     widths = [max(len(line[column]) for line in cells) for column in range(len(heads))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
     lines += [f"{name}: skipped, {reason}" for name, reason in skipped.items()]
-    if {"one device", "bound", "2 tiles"} <= named.keys():
-        share = named["bound"]["seconds"] / named["2 tiles"]["seconds"]
-        lines.append(f"2 tiles reach {share:.2f} of the bound's speed-up.")
+    for name in ("2 tiles", "2 tiles over sockets"):
+        if {"bound", name} <= named.keys():
+            share = named["bound"]["seconds"] / named[name]["seconds"]
+            lines.append(f"{name} reach {share:.2f} of the bound's speed-up.")
     ranked = [r for r in rows if r["distributed"] and r["images_per_step"] in {None, batch}]
     if len(ranked) > 1:
         best = min(ranked, key=lambda row: row["seconds"])
@@ -257,10 +260,11 @@ def read_options() -> argparse.Namespace:
         "--plan", default="", help="the tiles' groups: none, fused, or empty for the planner's"
     )
     parser.add_argument("--wire", default="", help="bf16: what tiles send is rounded (empty: float32)")
+    parser.add_argument("--apart", action="store_true", help="also tiles that share no memory")
     parser.add_argument("--only", help="names, separated by semicolons, of the contestants to run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything measured there")
     options = parser.parse_args()
-    options.contestants = contestants(options.batch, options.plan, options.wire)
+    options.contestants = contestants(options.batch, options.plan, options.wire, apart=options.apart)
     if options.only:
         known = {each.name: each for each in options.contestants}
         unknown = [name for name in options.only.split(";") if name not in known]

@@ -9,6 +9,7 @@ import json
 import os
 import statistics
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -26,13 +27,14 @@ def main() -> None:
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--accumulate", type=int, required=True)
     parser.add_argument("--repeats", type=int, required=True)
+    parser.add_argument("--waiting", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=300))
     model = network(options.layers)
     graph = read_graph(model, (3, 416, 416))
-    setting = setting_of(graph, options.batch)
+    setting = setting_of(graph, options.batch, "links")
     setting = dataclasses.replace(setting, steps_per_sum=options.accumulate)
     mode = "one" if options.batch == 1 else "data"
     plans = {
@@ -41,7 +43,9 @@ def main() -> None:
         "planned": make_plan(setting, tails=["output"], tail_modes=[mode], shapes=[(world, 1)]),
     }
     rounds = {name: prepared(model, plan, options) for name, plan in plans.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in plans}
+    if options.waiting:
+        rounds["waiting"] = prepared(model, plans["none"], options, waits=True)
+    seconds: dict[str, list[float]] = {name: [] for name in rounds}
     for repeat in range(options.repeats + 1):
         for name, once in rounds.items():
             dist.barrier()
@@ -58,9 +62,13 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def prepared(model: torch.nn.Module, plan: Prediction, options: argparse.Namespace):
+def prepared(
+    model: torch.nn.Module, plan: Prediction, options: argparse.Namespace, *, waits: bool = False
+) -> Callable[[], None]:
     """A function that trains on some batches and sums the gradients once."""
     tiled = tile(model, plan.plan)
+    if waits:
+        tiled.peers.far = False  # as if messages took the processor's time: nothing is computed meanwhile
     part = tiled.cut(images(options.batch, 416)).contiguous(memory_format=torch.channels_last)
     total = options.batch * torch.Size(tiled.program.graph.output_shape).numel()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
@@ -78,6 +86,9 @@ def prepared(model: torch.nn.Module, plan: Prediction, options: argparse.Namespa
 
 
 def answers(plans: dict[str, Prediction], seconds: dict[str, list[float]]) -> list[dict[str, object]]:
+    measured = {
+        name: {"measured_s": statistics.median(all_s), "all_s": all_s} for name, all_s in seconds.items()
+    }
     return [
         {
             "name": name,
@@ -85,12 +96,11 @@ def answers(plans: dict[str, Prediction], seconds: dict[str, list[float]]) -> li
             "group_starts": plan.plan.group_starts,
             "rows": plan.plan.rows,
             "predicted_s": plan.step_s,
-            "measured_s": statistics.median(seconds[name]),
-            "all_s": seconds[name],
             "parts": dict(plan.parts),
+            **measured[name],
         }
         for name, plan in plans.items()
-    ]
+    ] + [{"name": name, **found} for name, found in measured.items() if name not in plans]
 
 
 if __name__ == "__main__":

@@ -26,12 +26,12 @@ def plan_of(model: nn.Module, options: argparse.Namespace, world: int) -> TilePl
         return even_plan(graph, rows, cols, group_starts=starts, tail="output", tail_mode=mode)
     from tile_planning import planned
 
-    return planned(graph, options.batch, options.profile).plan
+    return planned(graph, options.batch, options.profile, apart=options.apart).plan
 
 
 def tiled(
     model: nn.Module, x: Tensor, options: argparse.Namespace
-) -> tuple[TiledModule, Callable[[], tuple[Tensor, int]], Callable[[], None]]:
+) -> tuple[TiledModule, Callable[[], tuple[Tensor, int]]]:
     plan = plan_of(model, options, dist.get_world_size())
     wire = {"": None, "bf16": torch.bfloat16}[options.wire]
     module = tile(model, plan, checkpoint=options.checkpoint, wire_dtype=wire, share_memory=not options.apart)
@@ -41,7 +41,7 @@ def tiled(
     def forward() -> tuple[Tensor, int]:
         return module(part), total
 
-    return module, forward, module.synchronise
+    return module, forward
 
 
 def output_numbers(model: nn.Module) -> int:

@@ -15,6 +15,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -60,8 +61,21 @@ def loss_of(output: Tensor, total: int) -> Tensor:
     return output.square().sum() / total
 
 
-Step = Callable[[], Tensor]
 Forward = Callable[[], tuple[Tensor, int]]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A contestant: what is trained and how it is called.
+
+    `between` comes between backward and the optimizer; `total` makes the whole batch's loss of a rank's, and
+    every rank must call it.
+    """
+
+    module: nn.Module
+    forward: Forward
+    between: Callable[[], None] = lambda: None
+    total: Callable[[Tensor], Tensor] = lambda loss: loss
 
 
 def plain(model: nn.Module, x: Tensor) -> Forward:
@@ -72,21 +86,27 @@ def plain(model: nn.Module, x: Tensor) -> Forward:
     return forward
 
 
-def contestant(options: argparse.Namespace, rank: int) -> tuple[nn.Module, Forward, Callable[[], None]]:
-    """The module to train, how it is called, and what is to be done between backward and the optimizer."""
+def contestant(options: argparse.Namespace, rank: int) -> Trained:
     model = network(options.layers)
     if options.kind == "one":
-        return model, plain(model, images(options.batch, SIDE)), lambda: None
+        return Trained(model, plain(model, images(options.batch, SIDE)))
     if options.kind == "bound":
         # Sides must be multiples of 32 for the whole network, so its halves are 7 and 6 cells high.
         rows = SIDE // 2 if options.layers == "front" else (224, 192)[rank]
-        return model, plain(model, images(options.batch, rows)), lambda: None
+        return Trained(model, plain(model, images(options.batch, rows)))
     if options.kind == "ddp":
         parallel = nn.parallel.DistributedDataParallel(model)
-        return parallel, plain(parallel, images(max(1, options.batch // 2), SIDE)), lambda: None
+        forward = plain(parallel, images(max(1, options.batch // 2), SIDE))
+        return Trained(parallel, forward, total=mean_over_ranks)
     from tile_ours import tiled
 
-    return tiled(model, images(options.batch, SIDE), options)
+    tiles, called = tiled(model, images(options.batch, SIDE), options)
+    return Trained(tiles, called, tiles.synchronise, tiles.total)
+
+
+def mean_over_ranks(loss: Tensor) -> Tensor:
+    dist.all_reduce(loss)
+    return loss / dist.get_world_size()
 
 
 def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
@@ -168,19 +188,20 @@ def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", rank=rank, world_size=world)
     baseline = psutil.Process().memory_info().rss
-    model, forward, between = contestant(options, rank)
+    trained = contestant(options, rank)
+    model, forward = trained.module, trained.forward
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     def back(loss: Tensor) -> None:
         loss.backward()
-        between()
+        trained.between()
 
-    def step() -> float:
+    def step() -> Tensor:
         optimizer.zero_grad()
         loss = loss_of(*forward())
         back(loss)
         optimizer.step()
-        return loss.item()
+        return loss.detach()
 
     memory = memory_of(model, lambda: loss_of(*forward()), back)
     settings = f"torch {torch.__version__}"
@@ -189,11 +210,12 @@ def main() -> None:
         if not line.strip():
             break
         dist.barrier()
-        times, losses = [], []
+        times, parts = [], []
         for _ in range(int(line) + 1):  # the first warms the caches
             start = time.perf_counter()
-            losses.append(step())
+            parts.append(step())
             times.append(time.perf_counter() - start)
+        losses = [trained.total(part).item() for part in parts]
         print(json.dumps({"seconds": times[1:], "losses": losses}), flush=True)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps({"peak_bytes": peak - baseline, **memory}), flush=True)

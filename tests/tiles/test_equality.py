@@ -236,7 +236,8 @@ def test_random_networks(crew, spec, data):
         check_plan(graph, plan)
     except JobError:  # tiles too narrow for a map
         assume(False)
-    check_same(crew, spec, plan, checkpoint=data.draw(st.booleans()))
+    options = {key: data.draw(st.booleans()) for key in ("checkpoint", "share_memory")}
+    check_same(crew, spec, plan, **options)
 
 
 def _cuts(side, parts):

@@ -12,8 +12,16 @@ from torch import nn
 from manyhands.errors import RunError
 from manyhands.models.cost import cost_of
 from manyhands.tiles import read_graph
-from manyhands.tiles.measure import layers_to_time, measure_profile
-from manyhands.tiles.profile import Curve, LayerTimes, LinkProfile, Profile, predicted_profile, read_profile
+from manyhands.tiles.measure import measure_profile
+from manyhands.tiles.profile import (
+    NOTHING,
+    Curve,
+    LayerTimes,
+    LinkProfile,
+    Profile,
+    predicted_profile,
+    read_profile,
+)
 from manyhands.tiles.works import operation_works
 
 NETWORK = nn.Sequential(
@@ -114,7 +122,7 @@ def test_a_predicted_profile_is_the_slower_of_arithmetic_and_memory():
 def test_every_layer_is_measured():
     graph = read_graph(NETWORK, SHAPE)
     before = {name: value.clone() for name, value in NETWORK.state_dict().items()}
-    profile = measure_profile("here", layers_to_time(graph), 2, heights=(0.5, 1.0), least_s=1e-4)
+    profile = measure_profile("here", graph, 2, heights=(0.5, 1.0), num_passes=1, least_s=1e-4)
     assert set(profile.layers) == set(graph.names[1:])
     assert profile.layers["0"].forward.rows == (8.0, 16.0)
     assert profile.layers["4"].forward.rows == (2.0, 4.0)
@@ -122,7 +130,10 @@ def test_every_layer_is_measured():
         second > 0
         for second in profile.layers["0"].weight_gradient.seconds + profile.layers["0"].forward.seconds
     )
-    assert profile.layers["0"].input_gradient.at(8) == 0
+    assert profile.layers["1"].input_gradient.at(8) > 0
+    assert profile.layers["2"] == LayerTimes(NOTHING)  # computed together with the norm before it
+    assert profile.layers["6"].weight_gradient.at(1) > 0
+    assert profile.group_s >= 0
     assert profile.copy_bps > 0
     assert not profile.predicted
     assert all(value.equal(before[name]) for name, value in NETWORK.state_dict().items())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from manyhands.tiles import TileGraph
-from manyhands.tiles.measure import layers_to_time, measure_link, measure_profile
+from manyhands.tiles.measure import measure_link, measure_profile
 from manyhands.tiles.profile import LinkProfile, Profile
 
 __all__ = ["Timings"]
@@ -28,19 +30,22 @@ class Timings:
         self, here: tuple[str, ...], group: dist.ProcessGroup
     ) -> tuple[tuple[Profile, ...], LinkProfile]:
         """The profiles of the devices that are here, by rank, and the link; all must ask together."""
-        if self._own is None:
-            self._own = measure_profile(self._name, layers_to_time(self._graph), self._batch_size)
-        profiles = tuple(_JSON.validate_json(text) for text in _shared(_JSON.dump_json(self._own), group))
-        if len(here) == 1:
-            return profiles, NO_LINK
-        # A message takes two: for one that has come back, all measure again.
-        lacking = torch.tensor([self._link is None], dtype=torch.int64)
+        alone = len(here) == 1
+        # Devices measure each other's company too, and a message takes two: for one who lacks it all do.
+        lacking = torch.tensor([self._own is None or (self._link is None and not alone)], dtype=torch.int64)
         dist.all_reduce(lacking, group=group)
-        link = measure_link(group) if self._link is None or lacking.item() else self._link
+        if self._own is None or lacking.item():
+            self._own = measure_profile(self._name, self._graph, self._batch_size, group=group)
+            self._link = None if alone else measure_link(group)
+        profiles = tuple(_JSON.validate_json(text) for text in _shared(_JSON.dump_json(self._own), group))
+        if alone:
+            return profiles, NO_LINK
+        link = self._link
+        assert link is not None
         # They may have measured in other company, and must plan with the same numbers.
         numbers = torch.tensor([link.latency_s, link.bytes_per_s], dtype=torch.float64)
         dist.broadcast(numbers, 0, group=group)
-        self._link = LinkProfile(*numbers.tolist())
+        self._link = replace(link, latency_s=numbers[0].item(), bytes_per_s=numbers[1].item())
         return profiles, self._link
 
 

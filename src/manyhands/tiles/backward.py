@@ -42,12 +42,14 @@ def backward_group(step: Step, group: int, *, again: bool) -> None:
         if not step.wanted[number]:
             step.gradients.pop(number, None)
             continue
+        step.at(number)
         norm = program.norms_of.get(number, number)
         if program.graph.nodes[norm].kind == "norm":
             _norm(step, norm, number)
         else:
             BACKWARD[program.graph.nodes[number].kind](step, number, step.gradient(number))
         step.values[group].pop(number, None)  # whoever reads it came before, on this way
+    step.at(None)
     if program.first_norms[group] is None:
         _export(step, group)
     step.values[group] = {}

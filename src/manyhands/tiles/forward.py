@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manyhands.tiles.early import Early
 from manyhands.tiles.geometry import Box, Interval, Window
 from manyhands.tiles.graph import Node
 from manyhands.tiles.masks import keep_mask
 from manyhands.tiles.norm import local_moments, merged_statistics, running_statistics, uses_batch
 from manyhands.tiles.peers import Pending
-from manyhands.tiles.program import call_again, conv_sight
-from manyhands.tiles.regions import seen_box
+from manyhands.tiles.program import call_again
+from manyhands.tiles.regions import conv_sight, seen_box
 from manyhands.tiles.step import Step
 from manyhands.tiles.values import Part, Value, unpacked
 
@@ -27,18 +28,24 @@ _SUMS = (operator.add, operator.iadd, "add_")
 def forward_group(step: Step, group: int, *, again: bool = False) -> None:
     """Computes one group. `again`: from what was kept of the first time, without a message."""
     step.group = group
-    if not again:
-        _import(step, group)
     found = step.program.regions.groups[group]
-    for number in range(found.first, found.stop):
+    first = found.first
+    if not again and _import(step, group):
+        first += 1
+    for number in range(first, found.stop):
         if number not in step.program.norms_of:
+            step.at(number)
             FORWARD[step.program.graph.nodes[number].kind](step, number)
+    step.at(None)
     for number in found.exports:
         step.exports[number] = step.values[group][number]
 
 
-def _import(step: Step, group: int) -> None:
-    """Puts together what the group reads: the tile's own part, and what its neighbours send of theirs."""
+def _import(step: Step, group: int) -> bool:
+    """Puts together what the group reads: the tile's own part, and what its neighbours send of theirs.
+
+    Over a network, what of the first convolution needs nothing of theirs is computed meanwhile; True if so.
+    """
     program = step.program
     found = program.regions.groups[group]
     share = found.shares[program.tile]
@@ -57,7 +64,9 @@ def _import(step: Step, group: int) -> None:
     if pending is None:
         if moments is not None:
             _merge(step, norm, [moments])
-        return
+        return False
+    early = program.early[group] if step.peers.far else None
+    begun = _begin_conv(step, found.first, early) if early else None
     received = pending.wait()
     if moments is not None:
         tails = {tile: flat[-moments.numel() :] for tile, flat in received.items()}
@@ -66,6 +75,9 @@ def _import(step: Step, group: int) -> None:
         shapes = [step.shape(node, box) for node, box in pieces]
         for (node, box), tensor in zip(pieces, unpacked(received[tile], shapes), strict=True):
             values[node].parts.append(Part(box, tensor))
+    if early and begun:
+        _finish_conv(step, found.first, early, begun)
+    return begun is not None
 
 
 def _send(step: Step, group: int, moments: Tensor | None) -> Pending | None:
@@ -120,6 +132,44 @@ def _conv(step: Step, number: int) -> None:
     y = torch.conv2d(x, module.weight, module.bias, module.stride, padding, module.dilation, module.groups)
     step.saved[number] = (x, sight, padding)
     step.keep(number, Part(step.program.box[number], y))
+
+
+def _begin_conv(step: Step, number: int, early: Early) -> tuple[Part, Part]:
+    """What a convolution is handed, with its borders still to come, and its output as far as it goes."""
+    node = step.program.graph.nodes[number]
+    (own,) = step.values[step.group][node.inputs[0]].parts
+    box = step.program.box[number]
+    x = Part(early.sight, step.take((step.batch_size, *own.data.shape[1:2], *early.sight.sides), own.data))
+    for frame in early.frame:
+        x.view(frame).zero_()
+    x.view(own.box.and_(x.box)).copy_(own.view(own.box.and_(x.box)))
+    y = Part(box, step.take((step.batch_size, node.channels, *box.sides), own.data))
+    _conv_into(step, number, x, y, early.inner)
+    return x, y
+
+
+def _finish_conv(step: Step, number: int, early: Early, begun: tuple[Part, Part]) -> None:
+    """The rest of it, when its borders are there."""
+    x, y = begun
+    (source,) = step.program.graph.nodes[number].inputs
+    for part in step.values[step.group][source].parts[1:]:
+        shared = part.box.and_(x.box)
+        x.view(shared).copy_(part.view(shared))
+    for strip in early.strips:
+        _conv_into(step, number, x, y, strip)
+    step.saved[number] = (x.data, x.box, early.padding)
+    step.keep(number, y)
+
+
+def _conv_into(step: Step, number: int, x: Part, y: Part, box: Box) -> None:
+    module = step.module(number)
+    assert isinstance(module, nn.Conv2d)
+    node = step.program.graph.nodes[number]
+    sight, padding = conv_sight(node, box, step.program.graph.nodes[node.inputs[0]].sides)
+    found = torch.conv2d(
+        x.view(sight), module.weight, module.bias, module.stride, padding, module.dilation, module.groups
+    )
+    y.view(box).copy_(found)
 
 
 def _norm(step: Step, number: int) -> None:

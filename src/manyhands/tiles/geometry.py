@@ -50,6 +50,11 @@ class Box(NamedTuple):
         """How many pixels."""
         return self.rows.size * self.cols.size
 
+    @property
+    def sides(self) -> tuple[int, int]:
+        """Height and width."""
+        return self.rows.size, self.cols.size
+
     def and_(self, other: Box) -> Box:
         """What both hold."""
         return Box(self.rows.and_(other.rows), self.cols.and_(other.cols))

@@ -1,17 +1,20 @@
-"""Measures a device's profile and its links: layers are run at several heights, messages sent to and fro.
+"""Measures a device's profile and its links: tiles are run at several heights, messages sent to and fro.
 
-Devices that share a machine slow each other down (caches, memory), so the ranks of a group measure at the
-same time: what one takes then is what it takes when they train together. torch's own timer reads the clock.
+What can be computed in tiles is timed inside of passes (`trial.py`), the layers after it each alone. Devices
+that share a machine slow each other down (caches, memory), so the ranks of a group measure at the same time:
+what one takes then is what it takes when they train together. torch's own timer reads the clock.
 """
 
 from __future__ import annotations
 
 import copy
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
@@ -20,6 +23,7 @@ from torch.utils.benchmark import Timer
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.peers import Peers
 from manyhands.tiles.profile import HEIGHTS, NOTHING, Curve, LayerTimes, LinkProfile, Profile
+from manyhands.tiles.trial import Trial, try_step, try_tiles
 from manyhands.tiles.works import all_operations
 
 __all__ = ["TimedLayer", "layers_to_time", "measure_link", "measure_profile"]
@@ -27,6 +31,11 @@ __all__ = ["TimedLayer", "layers_to_time", "measure_link", "measure_profile"]
 # Long enough for a layer of milliseconds to be called several times, short enough for a network of fifty.
 LEAST_S = 0.03
 PROBE_BYTES = 4 * 2**20
+NUM_PASSES = 5
+MEETINGS = 20
+BATCH_PARTS = (1 / 8, 1 / 4, 1 / 2, 1.0)
+# A trial holds what a step would, and the machine may be the home of several ranks.
+MEMORY_PARTS = 4
 
 
 @dataclass(frozen=True)
@@ -49,10 +58,10 @@ class TimedLayer:
 
 
 def layers_to_time(graph: TileGraph) -> Iterable[TimedLayer]:
-    """Every operation of a network, those after the hand-off too; modules are copied, one at a time."""
+    """Every operation after those that can be tiled; modules are copied, one at a time."""
     operations = all_operations(graph)
     numbers = {operation: number for number, operation in enumerate(operations)}
-    for number, operation in enumerate(operations[1:], start=1):
+    for number, operation in enumerate(operations[graph.end :], start=graph.end):
         sources = [source for source in operation.all_input_nodes if source in numbers]
         shapes = tuple(graph.shapes[numbers[source]] for source in sources)
         call, parameters = _callable(graph, operation, sources)
@@ -86,26 +95,79 @@ def _callable(
 
 def measure_profile(
     device: str,
-    layers: Iterable[TimedLayer],
+    graph: TileGraph,
     batch_size: int,
     heights: Sequence[float] = HEIGHTS,
+    *,
+    group: dist.ProcessGroup | None = None,
+    num_passes: int = NUM_PASSES,
     least_s: float = LEAST_S,
 ) -> Profile:
-    """Times every layer at parts of its full height, forward and both gradients."""
-    times = {layer.name: _measure_layer(layer, batch_size, heights, least_s) for layer in layers}
-    return Profile(device, times, batch_size, _copy_bytes_per_s(least_s))
+    """Times every layer at parts of its full height, forward and both gradients.
+
+    Where there is a process group, all its ranks (or all of `group`) must call it together.
+    """
+    copy_bps = _copy_bytes_per_s(least_s)
+    most_bytes = torch.tensor(psutil.virtual_memory().available / MEMORY_PARTS, dtype=torch.float64)
+    together = dist.is_initialized() and dist.get_world_size(group) > 1
+    if together:  # they must try the same
+        dist.all_reduce(most_bytes, dist.ReduceOp.MIN, group=group)
+    meet = partial(dist.barrier, group) if together else lambda: None
+    trials = list(try_tiles(graph, batch_size, heights, num_passes, most_bytes.item(), meet))
+    times = {graph.name(number): _layer_times(trials, number) for number in range(1, graph.end)}
+    times |= {layer.name: _measure_layer(layer, batch_size, least_s) for layer in layers_to_time(graph)}
+    begins = [trial.begin_s(batch_size, copy_bps) for trial in trials if trial.num_exchanges]
+    waits = [trial.wait_s for trial in trials if trial.num_exchanges] if together else []
+    skew_s = max(0.0, statistics.median(waits) - _repeated(meet, MEETINGS)) if waits else 0.0
+    calls_s, update_s = _calls(graph, times, batch_size, num_passes)
+    group_s = statistics.median(begins or [0.0])
+    return Profile(device, times, batch_size, copy_bps, group_s, skew_s, calls_s, update_s)
 
 
-def _measure_layer(
-    layer: TimedLayer, batch_size: int, heights: Sequence[float], least_s: float
-) -> LayerTimes:
+def _calls(
+    graph: TileGraph, times: Mapping[str, LayerTimes], batch_size: int, num_passes: int
+) -> tuple[float, float]:
+    """What a step takes beside all layers, and its optimizer."""
+    try:
+        beside_s, update_s = try_step(graph, num_passes)
+    except (RuntimeError, ValueError):  # a norm after the tiles that has too few examples
+        return 0.0, 0.0
+    after = (
+        curve.at(_rows_of(graph, number) * 2 / batch_size)
+        for number in range(graph.end, len(graph.names))
+        for curve in _curves(times[graph.name(number)])
+    )
+    return max(0.0, beside_s - sum(after)), update_s
+
+
+def _curves(times: LayerTimes) -> tuple[Curve, Curve, Curve]:
+    return times.forward, times.input_gradient, times.weight_gradient
+
+
+def _rows_of(graph: TileGraph, number: int) -> int:
+    shape = graph.shapes[number]
+    return shape[-2] if len(shape) >= 3 else 1
+
+
+def _layer_times(trials: Sequence[Trial], number: int) -> LayerTimes:
+    points: dict[float, tuple[float, ...]] = {}
+    for trial in trials:
+        if (seconds := trial.node_seconds(number)) is not None:
+            points.setdefault(trial.rows(number), seconds)
+    found = sorted(points.items())
+    curves = [Curve(tuple(rows for rows, _ in found), tuple(s[i] for _, s in found)) for i in range(3)]
+    return LayerTimes(*(curve if any(curve.seconds) else NOTHING for curve in curves))
+
+
+def _measure_layer(layer: TimedLayer, batch_size: int, least_s: float) -> LayerTimes:
+    """A layer after the tiles, at parts of the batch, which is what of it devices share out."""
     points: dict[float, tuple[float, float, float]] = {}
-    for inputs in _inputs(layer, batch_size, heights):
+    for part in sorted({max(1, round(batch_size * part)) for part in BATCH_PARTS}):
         try:
-            rows, seconds = _measure_at(layer, inputs, least_s)
-        except (RuntimeError, ValueError):  # a kernel or a norm that does not fit into so few rows
+            rows, seconds = _measure_at(layer, _inputs(layer, part), least_s)
+        except (RuntimeError, ValueError):  # a norm that has too few examples
             continue
-        points.setdefault(float(rows), seconds)
+        points[rows * part / batch_size] = seconds
     if not points:
         return LayerTimes(NOTHING)
     found = sorted(points.items())
@@ -117,20 +179,15 @@ def _measure_layer(
     )
 
 
-def _inputs(layer: TimedLayer, batch_size: int, heights: Sequence[float]) -> Iterable[list[Tensor]]:
-    """Random inputs at several heights, channels last; what has no rows comes once."""
-    full = layer.input_shapes[0][-2] if len(layer.input_shapes[0]) >= 3 else 1
-    # Even heights, which poolings of two take without a rest.
-    for height in sorted({max(2, 2 * round(full * part / 2)) for part in heights}) if full > 1 else [1]:
-        made = []
-        for shape in layer.input_shapes:
-            if len(shape) >= 3:
-                shape = (*shape[:-2], max(1, shape[-2] * height // full), shape[-1])  # noqa: PLW2901
-            tensor = torch.rand(batch_size, *shape)
-            if tensor.dim() == 4:
-                tensor = tensor.contiguous(memory_format=torch.channels_last)
-            made.append(tensor.requires_grad_(layer.has_input_gradient))
-        yield made
+def _inputs(layer: TimedLayer, batch_size: int) -> list[Tensor]:
+    """Random inputs, channels last."""
+    made = []
+    for shape in layer.input_shapes:
+        tensor = torch.rand(batch_size, *shape)
+        if tensor.dim() == 4:
+            tensor = tensor.contiguous(memory_format=torch.channels_last)
+        made.append(tensor.requires_grad_(layer.has_input_gradient))
+    return made
 
 
 def _measure_at(
@@ -174,18 +231,21 @@ def _copy_bytes_per_s(least_s: float) -> float:
     return source.numel() * source.element_size() / _seconds(lambda: target.copy_(source), least_s)
 
 
-def measure_link(group: dist.ProcessGroup | None = None, num_messages: int = 50) -> LinkProfile:
+def measure_link(
+    group: dist.ProcessGroup | None = None, num_messages: int = 50, *, share_memory: bool = True
+) -> LinkProfile:
     """Latency and throughput between this rank and its neighbour; every rank of the group must call it.
 
     Ranks are paired (0 with 1, 2 with 3, …) and all pairs speak at once, in the way in which tiles will; all
     are given the median of the pairs, an odd one out too, so that all plan with the same numbers.
+    `share_memory` is to be what `tile` will be told.
     """
     rank, world = dist.get_rank(group), dist.get_world_size(group)
     if world == 1:
         return LinkProfile(0.0, inf)
     other = rank ^ 1
     found = [0.0, 0.0]
-    peers = Peers(range(world), group, may_share=True)
+    peers = Peers(range(world), group, may_share=share_memory)
     if other < world:
         found[0] = _both_ways_seconds(peers, other, 1, num_messages)
     dist.barrier(group)

@@ -80,6 +80,8 @@ class TiledModule(nn.Module):
     ``tiled.synchronise()``, ``optimizer.step()``, on every rank.
     """
 
+    step_type: type[Step] = Step
+
     def __init__(
         self,
         module: nn.Module,
@@ -91,12 +93,14 @@ class TiledModule(nn.Module):
         wire_dtype: torch.dtype | None = None,
         share_memory: bool = True,
         seed: int = 0,
+        peers: Peers | None = None,
     ) -> None:
         super().__init__()
         self.module = module
         self.plan, self.checkpoint, self.seed = plan, checkpoint, seed
         self.regions = regions(graph, plan)
-        self.peers = Peers(plan.devices, group, may_share=share_memory and _device(module).type == "cpu")
+        may_share = share_memory and _device(module).type == "cpu"
+        self.peers = peers or Peers(plan.devices, group, may_share=may_share)
         self.program = compile_tile(graph, self.regions, self.peers.tile)
         self.pool = Pool(keeps=not checkpoint)
         self.reducer = Reducer(self.peers, wire_dtype)
@@ -218,7 +222,7 @@ class TiledModule(nn.Module):
         )
 
     def _step(self, part: Tensor) -> Step:
-        step = Step(
+        step = self.step_type(
             self.program,
             self.peers,
             self.pool,

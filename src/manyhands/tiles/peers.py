@@ -59,6 +59,8 @@ class Peers:
         if may_share and not self.alone:
             tiles = [self.devices.index(rank) for rank in range(len(devices))]
             self.nearby = meet_nearby(tiles, self.tile, group)
+        self.far = not self.alone and self.nearby is None
+        """Whether messages take their time without taking the processor's."""
 
     def exchange(
         self, outgoing: Mapping[int, Sequence[Tensor]], sizes: Mapping[int, int], like: Tensor

@@ -9,9 +9,11 @@ a sum over groups, which is what lets the planner choose groups by dynamic progr
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 
+from manyhands.tiles.early import find_early
 from manyhands.tiles.geometry import Box, cut_tiles
 from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.plan import TailMode, TilePlan, check_plan
@@ -20,9 +22,27 @@ from manyhands.tiles.setting import GroupPrice, Prediction, Setting, TailPrice, 
 
 __all__ = ["Grid", "GroupPrice", "Prediction", "Setting", "TailPrice", "TilePart", "predict"]
 
-GROUP_S = 2e-5  # what beginning a group costs in calls; also prefers the fewer of equally good groups
 INDEX_BYTES = 8  # a maximum's place, as torch keeps it
 KEEPERS = frozenset({"conv", "norm", "maxpool", "avgpool"})
+
+
+@dataclass(frozen=True)
+class _Stretch:
+    """Seconds of each tile between two points at which tiles wait for each other."""
+
+    forward: list[float]
+    backward: list[float]
+    weights: list[float]
+
+    @staticmethod
+    def of(num_tiles: int) -> _Stretch:
+        return _Stretch(*([0.0] * num_tiles for _ in range(3)))
+
+    def add(self, tile: int, seconds: tuple[float, float, float]) -> None:
+        forward, inputs, weights = seconds
+        self.forward[tile] += forward
+        self.backward[tile] += inputs + weights
+        self.weights[tile] += weights
 
 
 class Grid:
@@ -44,7 +64,7 @@ class Grid:
         self.deepest = len(owned)
         """The first node at which some tile has no pixel: tiling must end there at the latest."""
         self._groups: dict[tuple[int, int], GroupPrice] = {}
-        self._seconds: dict[tuple[int, int, int], tuple[float, float]] = {}
+        self._seconds: dict[tuple[int, int, int], tuple[float, float, float]] = {}
 
     def group(self, first: int, stop: int) -> GroupPrice:
         """The price of the nodes from `first` up to `stop` as one group."""
@@ -54,30 +74,57 @@ class Grid:
         return self._groups[first, stop]
 
     def _price(self, group: Group) -> GroupPrice:
-        forward_s, backward_s, norms = 0.0, 0.0, 0
         tiles = range(len(group.shares))
-        forward, backward = [0.0] * len(tiles), [0.0] * len(tiles)
-        nodes = self.setting.graph.nodes
-        for number in range(group.first, group.stop):
-            for tile in tiles:
-                there, back = self._node_seconds(tile, number, group.shares[tile].computed[number])
-                forward[tile] += there
-                backward[tile] += back
-            if nodes[number].kind == "norm":  # all wait for all
-                norms += 1
-                forward_s, backward_s = forward_s + max(forward), backward_s + max(backward)
-                forward, backward = [0.0] * len(tiles), [0.0] * len(tiles)
-        if nodes[group.first].kind == "norm" and group.sends:
-            norms -= 1  # its sums travel with the borders
+        stretches = self._stretches(group)
+        halo_s = norm_s = 0.0
+        if group.first > 1:  # also where nothing is sent, so that the fewer of equally good groups are taken
+            halo_s = max(self.setting.profiles[rank].group_s for rank in self.devices)
+        if group.sends:
+            meanwhile = self._early(group, stretches[0]), stretches[0].weights
+            halo_s += sum(self._exchange_s(group, each) for each in meanwhile)
+        # A norm that begins its group has its sums travel with the borders.
+        for stretch in stretches[1:]:
+            norm_s += self.setting.round_s + self.setting.wait_s(0.0, min(stretch.weights))
         return GroupPrice(
-            forward_s + max(forward),
-            backward_s + max(backward),
-            2 * (GROUP_S + self._exchange_s(group)),
-            2 * norms * self.setting.round_s,
+            sum(max(stretch.forward) for stretch in stretches),
+            sum(max(stretch.backward) for stretch in stretches),
+            halo_s,
+            norm_s,
             tuple(self._kept(group, tile) for tile in tiles),
             tuple(self._held(group, tile) for tile in tiles),
             tuple(self._inner(group, tile) for tile in tiles),
         )
+
+    def _early(self, group: Group, stretch: _Stretch) -> list[float]:
+        """What each tile computes while borders travel to it; doing so in pieces is charged too."""
+        found = [0.0] * len(group.shares)
+        if self.setting.link.through_memory:
+            return found
+        for tile, share in enumerate(group.shares):
+            early = find_early(self.setting.graph, self.owned, group, tile)
+            if early is None:
+                continue
+            whole = self._node_seconds(tile, group.first, share.computed[group.first])[0]
+            found[tile], *strips = (
+                self._node_seconds(tile, group.first, box)[0] for box in (early.inner, *early.strips)
+            )
+            stretch.forward[tile] += max(0.0, found[tile] + sum(strips) - whole)
+        return found
+
+    def _stretches(self, group: Group) -> list[_Stretch]:
+        """The group from one point at which all wait for all, a batch norm or the group's start, to the next.
+
+        A norm's own time is counted with what comes before it, except where it begins the group.
+        """
+        tiles = range(len(group.shares))
+        found = [_Stretch.of(len(tiles))]
+        for number in range(group.first, group.stop):
+            for tile in tiles:
+                found[-1].add(tile, self._node_seconds(tile, number, group.shares[tile].computed[number]))
+            is_first = number == group.first and group.sends
+            if self.setting.graph.nodes[number].kind == "norm" and not is_first:
+                found.append(_Stretch.of(len(tiles)))
+        return found
 
     def tile_part(self, first: int, stop: int, tile: int) -> TilePart:
         """One tile's part in a group."""
@@ -85,17 +132,16 @@ class Grid:
         bytes_ = self._kept(group, tile), self._held(group, tile), self._inner(group, tile)
         return TilePart(group.shares[tile].computed, *bytes_)
 
-    def _node_seconds(self, tile: int, number: int, box: Box) -> tuple[float, float]:
-        """Forward and backward of a box, its area counted as rows of full width."""
+    def _node_seconds(self, tile: int, number: int, box: Box) -> tuple[float, float, float]:
+        """Forward, input and weight gradient of a box, its area counted as rows of full width."""
         rank = self.devices[tile]
         key = rank, number, box.area
         if key not in self._seconds:
             self._seconds[key] = node_seconds(self.setting.graph, self.setting.profiles[rank], number, box)
         return self._seconds[key]
 
-    def _exchange_s(self, group: Group) -> float:
-        if not group.sends:
-            return 0.0
+    def _exchange_s(self, group: Group, meanwhile: Sequence[float]) -> float:
+        """Borders one way, each tile having something to do meanwhile; the slowest tile counts."""
         setting = self.setting
         sent, received = [0.0] * len(group.shares), [0.0] * len(group.shares)
         for send in group.sends:
@@ -104,7 +150,7 @@ class Grid:
             received[send.target] += numbers
         return max(
             # Gloo serves one direction of a pair at a time, as measured.
-            setting.link.seconds((out + back) * setting.value_bytes)
+            setting.wait_s((out + back) * setting.value_bytes, meanwhile[tile])
             + (out + back) * setting.value_bytes / setting.profiles[self.devices[tile]].copy_bps
             for tile, (out, back) in enumerate(zip(sent, received, strict=True))
         )
@@ -154,8 +200,9 @@ class Grid:
         tail_s += 2 * norms * setting.round_s
         summed = range(1, len(graph.names) if mode == "data" else end)
         every = sum(setting.weights(number) for number in range(1, len(graph.names)))
+        slot_bytes = every * setting.value_bytes * setting.optimizer_slots
         update_s = max(
-            every * setting.value_bytes * (1.5 + setting.optimizer_slots) / profile.copy_bps
+            profile.calls_s + (profile.update_s + slot_bytes / profile.copy_bps) / setting.steps_per_sum
             for profile in setting.profiles
         )
         states = every * setting.value_bytes * (2 + setting.optimizer_slots)
@@ -164,7 +211,7 @@ class Grid:
             2 * self._handoff_s(end, mode),
             tail_s,
             self._gradients_s(end, summed, part),
-            update_s / setting.steps_per_sum,
+            update_s,
             tuple(states + (maps if tile in workers else 0.0) for tile in tiles),
         )
 
@@ -214,7 +261,8 @@ class Grid:
                 now += times.input_gradient.at(rows) + times.weight_gradient.at(rows)
             else:
                 now += max(
-                    self._node_seconds(tile, number, box)[1] for tile, box in enumerate(self.owned[number])
+                    sum(self._node_seconds(tile, number, box)[1:])
+                    for tile, box in enumerate(self.owned[number])
                 )
             if number in wanted and setting.weights(number):
                 free = max(free, now) + setting.sum_s(setting.weights(number))

@@ -76,6 +76,11 @@ class Profile:
         layers: By the name of the graph's node.
         batch_size: Images a step for which the times hold.
         copy_bps: Bytes a second that it packs into or unpacks from a message.
+        group_s: What beginning a group costs in calls, forward and back together, however small its borders.
+        skew_s: How much longer than a message takes others are waited for, since of devices that do the same
+            now the one and now the other is late.
+        calls_s: What a step costs beside its layers, however large it is.
+        update_s: What the optimizer costs, without numbers of its own for each weight.
         predicted: Not measured, but derived from rates.
     """
 
@@ -83,6 +88,10 @@ class Profile:
     layers: Mapping[str, LayerTimes]
     batch_size: int
     copy_bps: float = 4e9
+    group_s: float = 4e-5
+    skew_s: float = 0.0
+    calls_s: float = 0.0
+    update_s: float = 0.0
     predicted: bool = False
 
     def scaled(self, factor: float) -> Profile:
@@ -95,7 +104,17 @@ class Profile:
             )
             for name, times in self.layers.items()
         }
-        return Profile(self.device, layers, self.batch_size, self.copy_bps / factor, self.predicted)
+        return Profile(
+            self.device,
+            layers,
+            self.batch_size,
+            self.copy_bps / factor,
+            self.group_s * factor,
+            self.skew_s * factor,
+            self.calls_s * factor,
+            self.update_s * factor,
+            self.predicted,
+        )
 
     def save(self, path: Path) -> None:
         """Writes it in one step, so that nobody reads half of it."""
@@ -194,6 +213,7 @@ def predicted_profile(
         return Curve(tuple(float(r) for r in rows), tuple(seconds))
 
     layers = {}
+    works = tuple(works)
     for work in works:
         rows = sorted({max(1, round(work.rows * part)) for part in HEIGHTS})
         passes = curve(rows, work.forward_flops, work.weight_bytes, work.map_bytes, work.rows)
@@ -202,4 +222,8 @@ def predicted_profile(
             passes if work.has_input_gradient else NOTHING,
             passes if work.weight_bytes else NOTHING,
         )
-    return Profile(device, layers, batch_size, memory_bytes_per_s / 2, predicted=True)
+    weight_bytes = sum(work.weight_bytes for work in works)
+    copy_bps = memory_bytes_per_s / 2
+    return Profile(
+        device, layers, batch_size, copy_bps, update_s=1.5 * weight_bytes / copy_bps, predicted=True
+    )

@@ -9,12 +9,13 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from manyhands.tiles.acts import Act, find_act
-from manyhands.tiles.geometry import Box, Interval, hull
-from manyhands.tiles.graph import Node, TileGraph
+from manyhands.tiles.early import Early, find_early
+from manyhands.tiles.geometry import Box, hull
+from manyhands.tiles.graph import TileGraph
 from manyhands.tiles.layers import overwrites
-from manyhands.tiles.regions import Group, Regions, input_box
+from manyhands.tiles.regions import Group, Regions, conv_sight, input_box
 
-__all__ = ["Piece", "Program", "call_again", "compile_tile", "conv_sight"]
+__all__ = ["Piece", "Program", "call_again", "compile_tile"]
 
 Piece = tuple[int, Box]
 """A node and a box of its map."""
@@ -39,6 +40,7 @@ class Program:
         sends: For each group, tile -> pieces that it is sent.
         receives: For each group, tile -> pieces that come from it.
         first_norms: For each group the batch norm that it begins with, if its sums travel with the borders.
+        early: For each group what of its first convolution needs no border, if there is such a part.
         operations: Node -> the traced operation that it is.
     """
 
@@ -55,6 +57,7 @@ class Program:
     sends: tuple[Mapping[int, tuple[Piece, ...]], ...]
     receives: tuple[Mapping[int, tuple[Piece, ...]], ...]
     first_norms: tuple[int | None, ...]
+    early: tuple[Early | None, ...]
     operations: Mapping[int, fx.Node]
 
     def owned(self, node: int) -> Box:
@@ -90,6 +93,7 @@ def compile_tile(graph: TileGraph, found: Regions, tile: int) -> Program:
         tuple(_pieces(group, tile, outgoing=True) for group in found.groups),
         tuple(_pieces(group, tile, outgoing=False) for group in found.groups),
         tuple(_first_norm(graph, group) for group in found.groups),
+        tuple(find_early(graph, found.owned, group, tile) for group in found.groups),
         {number: by_name[graph.nodes[number].fx_name] for number in range(found.end)},
     )
 
@@ -112,22 +116,6 @@ def call_again(program: Program, number: int, tensors: Sequence[Tensor]) -> Tens
         called = target(*args, **kwargs)
     assert isinstance(called, Tensor)
     return called
-
-
-def conv_sight(node: Node, box: Box, sides: tuple[int, int]) -> tuple[Box, tuple[int, int]]:
-    """What a convolution is handed to compute a box, and the padding that it may add by itself.
-
-    It can pad both sides of an axis alike. Where only one side is at the image's border, the zeros must be in
-    what it is handed.
-    """
-    assert node.windows is not None
-    intervals, paddings = [], []
-    for window, wanted, side in zip(node.windows, box, sides, strict=True):
-        before, after = window.pads(wanted, side)
-        alike = before == after
-        intervals.append(window.needs(wanted, side) if alike else window.sees(wanted))
-        paddings.append(before if alike else 0)
-    return Box(*(Interval(*interval) for interval in intervals)), (paddings[0], paddings[1])
 
 
 def _extent(graph: TileGraph, found: Regions, box: Mapping[int, Box], number: int) -> Box:

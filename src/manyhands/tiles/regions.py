@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from manyhands.tiles.geometry import Box, cut_tiles, hull
+from manyhands.tiles.geometry import Box, Interval, cut_tiles, hull
 from manyhands.tiles.graph import Node, TileGraph
 from manyhands.tiles.plan import TilePlan, check_plan
 
-__all__ = ["Group", "Regions", "Send", "Share", "group_regions", "input_box", "regions"]
+__all__ = ["Group", "Regions", "Send", "Share", "conv_sight", "group_regions", "input_box", "regions"]
 
 
 @dataclass(frozen=True)
@@ -159,3 +159,19 @@ def seen_box(node: Node, box: Box, sides: tuple[int, int]) -> Box:
         return box
     rows, cols = node.windows
     return Box(rows.needs(box.rows, sides[0]), cols.needs(box.cols, sides[1]))
+
+
+def conv_sight(node: Node, box: Box, sides: tuple[int, int]) -> tuple[Box, tuple[int, int]]:
+    """What a convolution is handed to compute a box, and the padding that it may add by itself.
+
+    It can pad both sides of an axis alike. Where only one side is at the image's border, the zeros must be in
+    what it is handed.
+    """
+    assert node.windows is not None
+    intervals, paddings = [], []
+    for window, wanted, side in zip(node.windows, box, sides, strict=True):
+        before, after = window.pads(wanted, side)
+        alike = before == after
+        intervals.append(window.needs(wanted, side) if alike else window.sees(wanted))
+        paddings.append(before if alike else 0)
+    return Box(*(Interval(*interval) for interval in intervals)), (paddings[0], paddings[1])

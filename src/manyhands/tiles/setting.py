@@ -69,7 +69,19 @@ class Setting:
     def round_s(self) -> float:
         """A few numbers summed over all ranks, as a batch normalisation needs it."""
         # Everybody tells everybody, all at once.
-        return self.link.latency_s if self.num_devices > 1 else 0.0
+        return self.link.latency_s + self.skew_s if self.num_devices > 1 else 0.0
+
+    @cached_property
+    def skew_s(self) -> float:
+        """Waiting for others who are late by chance; a slow device, which others wait for, tells it alone."""
+        return min(profile.skew_s for profile in self.profiles)
+
+    def wait_s(self, num_bytes: float, meanwhile_s: float) -> float:
+        """How long a message is waited for by one who has something else to do after sending it."""
+        if self.link.through_memory:  # what carries it is what would compute
+            passing_s = num_bytes / self.link.bytes_per_s
+            return self.skew_s + passing_s + max(0.0, self.link.latency_s - meanwhile_s)
+        return self.skew_s + max(0.0, self.link.seconds(num_bytes) - meanwhile_s)
 
     def sum_s(self, numbers: float) -> float:
         """Many numbers summed over all ranks, in a ring; in shared memory each writes and reads all."""
@@ -122,7 +134,7 @@ class TailPrice:
         handoff_s: Maps on their way to the devices that compute the tail, and their gradients back.
         tail_s: Computing the tail.
         gradients_s: Summing the weights' gradients, as far as it outlasts the backward pass.
-        update_s: The optimizer.
+        update_s: The optimizer, and what else a step takes beside its layers.
         memory_bytes: Of each tile: weights, their gradients and slots, and the tail's maps.
     """
 
@@ -176,9 +188,9 @@ class TilePart:
         return sum(sum(node_seconds(setting.graph, profile, *each)) for each in self.computed.items())
 
 
-def node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float]:
-    """Forward and backward of a box, its area counted as rows of full width."""
+def node_seconds(graph: TileGraph, profile: Profile, number: int, box: Box) -> tuple[float, float, float]:
+    """Forward, input and weight gradient of a box, its area counted as rows of full width."""
     node = graph.nodes[number]
     times = profile.layers[node.name]
     rows = box.area / node.sides[1]
-    return times.forward.at(rows), times.input_gradient.at(rows) + times.weight_gradient.at(rows)
+    return times.forward.at(rows), times.input_gradient.at(rows), times.weight_gradient.at(rows)

@@ -157,6 +157,9 @@ class Step:
         for group in done:
             self.release(group)
 
+    def at(self, number: int | None) -> None:
+        """Called before each node, and with None between groups; who measures listens (`trial.py`)."""
+
     def done(self, group: int) -> None:
         """Marks a group whose memory is free once all that was put off is done."""
         self._done.append(group)
