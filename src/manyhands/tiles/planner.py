@@ -50,19 +50,17 @@ def make_plan(
         found = (_plan_shape(limited, *shape, ends, tail_modes, recompute) for shape in shapes)
         return min((plan for plan in found if plan), key=lambda plan: plan.step_s, default=None)
 
+    reason = "no cut of this network gives every tile a pixel; take fewer devices or larger pictures"
     for recompute in (False, True) if checkpoint is None else (checkpoint,):
         # As a rule the best plan fits, and limits need not be looked at on the way.
         best = search((), recompute)
         if best is not None and not _keeps_limits(setting, best):
+            reason = "no cut keeps to every device's memory_bytes; take more devices or a smaller batch"
+            reason += ', or leave checkpoint at "auto"' if checkpoint is False else ""
             best = search(setting.memory_bytes, recompute)
         if best is not None:
             return best
-    raise JobError(
-        "split.space",
-        f"{setting.num_devices} tiles",
-        "no cut of this network gives every tile a pixel and keeps to every device's memory_bytes; "
-        "take more devices, a smaller batch, or checkpoint = true",
-    )
+    raise JobError("split.space", f"{setting.num_devices} tiles", reason)
 
 
 def grid_shapes(num_tiles: int) -> Iterator[tuple[int, int]]:
