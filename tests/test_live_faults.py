@@ -77,7 +77,9 @@ def test_a_device_that_is_stopped_is_lost_and_taken_back(paced_job: Job, tmp_pat
         if stopped and kind == "peer_lost" and event["peer"] == "b":
             lost_at[who] = done[who]
         if len(lost_at) == 2 and all(done[name] >= number + 3 for name, number in lost_at.items()):
+            guard.cancel()
             stopped[0].resume()  # the others have gone on without it
+            lost_at.clear()
 
     # Should nobody ever lose it, the test is to fail and not to hang.
     guard = threading.Timer(LIMIT_S, lambda: [process.resume() for process in stopped])

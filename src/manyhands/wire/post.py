@@ -12,12 +12,14 @@ import json
 from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
 import zenoh
 
 from manyhands.blocks import Weights
+from manyhands.errors import RunError
 from manyhands.hand import Facts, Message
 from manyhands.wire import topics
 from manyhands.wire.announcement import Announcement, announce
@@ -30,8 +32,9 @@ from manyhands.wire.presence import Presence
 from manyhands.wire.refusals import Refusals, Tell
 from manyhands.wire.session import Wiring, open_session
 from manyhands.wire.shelf import Shelf
+from manyhands.wire.sleeps import Sleeps
 from manyhands.wire.status import answer_status
-from manyhands.wire.transfer import Pace, Puller
+from manyhands.wire.transfer import NotPulled, Pace, Puller
 
 __all__ = ["ZenohPost"]
 
@@ -82,20 +85,28 @@ class ZenohPost:
         self._seen: dict[str, int] = {}
         self._num_sent = 0
         self._declared: list[Any] = []
+        self._status: Callable[[], Facts] | None = None
         self._repeating: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
         self._closed = False
 
     def open(self, deliver: Callable[[Message], None], presence: Callable[[str, int | None], None]) -> None:
         """Begins to carry; see `exchange.post.Post`."""
         self._loop = asyncio.get_running_loop()
         self._told = presence
+        self._inbox = Inbox(
+            self._peers, self._expected, self.refusals, self._fetch, self._acknowledge, deliver
+        )
+        self._connect()
+        self._repeating = self._loop.create_task(self._repeat())
+        self._sleeps = Sleeps(self.wiring.lease_s, self._loop, self._begin_anew)
+
+    def _connect(self) -> None:
+        """Opens a session, in which it says that it is there, hears others and answers them."""
         self._session = session = open_session(self.wiring)
         job, name = self.wiring.job_hash, self.wiring.name
         self._puller = Puller(
             session, job, name, self._executor, self._pace, self.refusals.add, self._is_there
-        )
-        self._inbox = Inbox(
-            self._peers, self._expected, self.refusals, self._fetch, self._acknowledge, deliver
         )
         listen = session.declare_subscriber
         answer = session.declare_queryable
@@ -109,7 +120,26 @@ class ZenohPost:
             ),
             session.liveliness().declare_token(topics.token(job, name, self.wiring.incarnation)),
         ]
-        self._repeating = self._loop.create_task(self._repeat())
+        if self._status is not None:
+            self._declared.append(answer_status(session, job, name, self._executor, self._status))
+
+    async def _begin_anew(self) -> None:
+        """A new session, after this process has slept for so long that others took it for gone.
+
+        They have closed their ends of its links. Where one of them calls again before this end is closed
+        too, Zenoh takes the call for a second link of what it still holds to be one connection, and never
+        says again who is there and what it listens to.
+        """
+        async with self._changing:
+            if self._closed:
+                return
+            await self._loop.run_in_executor(None, self._leave)
+            self._presence.clear()
+            while not self._closed:
+                with suppress(RunError):  # its port may not be free at once
+                    self._connect()
+                    return
+                await asyncio.sleep(TICK_S)
 
     async def send(self, peer: str, message: Message) -> None:
         """Announces a message and offers its tensors; see `exchange.post.Post`."""
@@ -131,18 +161,21 @@ class ZenohPost:
                 break
             await asyncio.sleep(TICK_S / 2)
         self._closed = True
+        self._sleeps.stop()
         await self._inbox.close()
         if self._repeating is not None:
             self._repeating.cancel()
             await asyncio.gather(self._repeating, return_exceptions=True)
-        await self._loop.run_in_executor(None, self._close_session)
+        async with self._changing:
+            await self._loop.run_in_executor(None, self._leave)
+        await self._loop.run_in_executor(None, partial(self._executor.shutdown, cancel_futures=True))
 
-    def _close_session(self) -> None:
+    def _leave(self) -> None:
         for declared in reversed(self._declared):
             with suppress(zenoh.ZError):
                 declared.undeclare()
-        self._session.close()
-        self._executor.shutdown(wait=True, cancel_futures=True)
+        with suppress(zenoh.ZError):
+            self._session.close()
 
     @property
     def num_waiting(self) -> int:
@@ -160,6 +193,7 @@ class ZenohPost:
 
     def answer_status(self, status: Callable[[], Facts]) -> None:
         """Tells whoever asks how this hand stands, from now on."""
+        self._status = status
         job, name = self.wiring.job_hash, self.wiring.name
         self._declared.append(answer_status(self._session, job, name, self._executor, status))
 
@@ -240,7 +274,10 @@ class ZenohPost:
         """
         blocks: dict[str, Weights] = {}
         if news.blocks:
-            data = await self._puller.pull(news, sender, lambda done, of: self._show(sender, done, of))
+            try:
+                data = await self._puller.pull(news, sender, lambda done, of: self._show(sender, done, of))
+            except zenoh.ZError as error:  # the session was left in the meantime
+                raise NotPulled(str(error)) from error
             blocks = await self._loop.run_in_executor(
                 self._executor, read_body, data, news.kind, news.blocks, self._expected
             )

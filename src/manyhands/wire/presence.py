@@ -43,6 +43,13 @@ class Presence:
         """Of a peer that is there; else None."""
         return self._known.get(peer)
 
+    def clear(self) -> None:
+        """Nobody is there, as far as is known; whoever is will be heard of again."""
+        self._up.clear()
+        for peer in list(self._known):
+            del self._known[peer]
+            self._changed(peer, None)
+
     def token(self, key: str, up: bool) -> None:
         """Takes note of a token that has come up or fallen."""
         parts = key.split("/")
