@@ -43,14 +43,15 @@ class Asker:
     """Asks for one hand.
 
     Args:
-        session: Over which.
+        session: Over which; another may take its place.
         job: The job's hash.
         name: The hand.
         part_s: How long an answer may take.
     """
 
     def __init__(self, session: zenoh.Session, job: str, name: str, part_s: float) -> None:
-        self._session, self._job, self._name, self._part_s = session, job, name, part_s
+        self.session = session
+        self._job, self._name, self._part_s = job, name, part_s
 
     async def part(
         self, holder: str, digest: str, start: int, stop: int, found_out: Callable[[str], None]
@@ -111,17 +112,20 @@ class Asker:
         end: Callable[[], None],
         cancel: zenoh.CancellationToken,
     ) -> None:
-        self._session.get(
-            where,
-            zenoh.handlers.Callback(take, end, indirect=False),
-            payload=what,
-            target=zenoh.QueryTarget.ALL,
-            consolidation=zenoh.ConsolidationMode.NONE,
-            congestion_control=zenoh.CongestionControl.BLOCK,
-            priority=zenoh.Priority.DATA_LOW,
-            timeout=self._part_s,
-            cancellation_token=cancel,
-        )
+        try:
+            self.session.get(
+                where,
+                zenoh.handlers.Callback(take, end, indirect=False),
+                payload=what,
+                target=zenoh.QueryTarget.ALL,
+                consolidation=zenoh.ConsolidationMode.NONE,
+                congestion_control=zenoh.CongestionControl.BLOCK,
+                priority=zenoh.Priority.DATA_LOW,
+                timeout=self._part_s,
+                cancellation_token=cancel,
+            )
+        except zenoh.ZError:  # the session is being left: nobody answers
+            end()
 
 
 class _Reply:

@@ -34,7 +34,7 @@ from manyhands.wire.session import Wiring, open_session
 from manyhands.wire.shelf import Shelf
 from manyhands.wire.sleeps import Sleeps
 from manyhands.wire.status import answer_status
-from manyhands.wire.transfer import NotPulled, Pace, Puller
+from manyhands.wire.transfer import Pace, Puller
 
 __all__ = ["ZenohPost"]
 
@@ -85,6 +85,7 @@ class ZenohPost:
         self._seen: dict[str, int] = {}
         self._num_sent = 0
         self._declared: list[Any] = []
+        self._puller: Puller | None = None
         self._status: Callable[[], Facts] | None = None
         self._repeating: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
@@ -105,9 +106,11 @@ class ZenohPost:
         """Opens a session, in which it says that it is there, hears others and answers them."""
         self._session = session = open_session(self.wiring)
         job, name = self.wiring.job_hash, self.wiring.name
-        self._puller = Puller(
-            session, job, name, self._executor, self._pace, self.refusals.add, self._is_there
-        )
+        if self._puller is None:
+            self._puller = Puller(
+                session, job, name, self._executor, self._pace, self.refusals.add, self._is_there
+            )
+        self._puller.asker.session = session  # what is being pulled goes on over the new one
         listen = session.declare_subscriber
         answer = session.declare_queryable
         self._declared = [
@@ -274,10 +277,8 @@ class ZenohPost:
         """
         blocks: dict[str, Weights] = {}
         if news.blocks:
-            try:
-                data = await self._puller.pull(news, sender, lambda done, of: self._show(sender, done, of))
-            except zenoh.ZError as error:  # the session was left in the meantime
-                raise NotPulled(str(error)) from error
+            assert self._puller is not None
+            data = await self._puller.pull(news, sender, lambda done, of: self._show(sender, done, of))
             blocks = await self._loop.run_in_executor(
                 self._executor, read_body, data, news.kind, news.blocks, self._expected
             )
