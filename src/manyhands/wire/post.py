@@ -129,9 +129,9 @@ class ZenohPost:
     async def _begin_anew(self) -> None:
         """A new session, after this process has slept for so long that others took it for gone.
 
-        They have closed their ends of its links. Where one of them calls again before this end is closed
-        too, Zenoh takes the call for a second link of what it still holds to be one connection, and never
-        says again who is there and what it listens to.
+        Without it, in about one of three runs one side never heard of the other again, although both were
+        there. Traces fit this guess: they have closed their ends of its links, one of them calls again before
+        this end is closed too, and Zenoh takes the call for a second link of a connection that still stands.
         """
         async with self._changing:
             if self._closed:
